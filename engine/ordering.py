@@ -1,0 +1,461 @@
+"""The order of the waiting queue: `order` gives every request a key and sorts by it.
+
+The key is the explanation. Each policy has one named tuple, built so that plain tuple comparison is the policy;
+its last field is the place in the queue before, which makes it unique and keeps ties stable. Why A stands before
+B is the first field in which their keys differ.
+
+Source: `schedule_policy.py` of SGLang 0.5.23, faults included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from schedscope.engine.chance import RandomState, shuffle
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.dedup import Duplicate, find_duplicates
+from schedscope.engine.errors import ConfigError
+from schedscope.engine.radix import Match, Node, RadixCache
+from schedscope.engine.view import Running, Waiting
+
+# ---- keys ----------------------------------------------------------------------------------------------------
+
+
+class QueueKey(NamedTuple):
+    """fcfs, and every policy that leaves the queue as it is."""
+
+    position: int
+
+
+class PriorityFcfsKey(NamedTuple):
+    """fcfs with priority scheduling."""
+
+    signed_priority: int
+    entry_time: float
+    position: int
+
+
+class LpmKey(NamedTuple):
+    """Longest prefix match."""
+
+    negative_matched: float
+    """Minus the matched tokens; infinite when deprioritized."""
+    position: int
+
+
+class DfsWeightKey(NamedTuple):
+    """Depth first through the cache, heavier branches first."""
+
+    branches: tuple[tuple[float, float], ...]
+    """(minus the requests in the branch, age rank of the branch) per level; a node's own requests come last."""
+    position: int
+
+
+class HrrnKey(NamedTuple):
+    """Highest response ratio next."""
+
+    negative_ratio: float
+    """Minus (tokens processed since arrival / uncached tokens); +inf when deprioritized, -inf with nothing to do."""
+    rid: str
+    position: int
+
+
+class ShortestPrefillKey(NamedTuple):
+    """Shortest prefill first."""
+
+    deprioritized: bool
+    work: int
+    """Tokens to compute, at least 1."""
+    entry_time: float
+    position: int
+
+
+class LofKey(NamedTuple):
+    """Longest output first."""
+
+    signed_priority: int
+    """0 without priority scheduling."""
+    negative_max_new_tokens: int
+    position: int
+
+
+class RandomKey(NamedTuple):
+    """random."""
+
+    draw: int
+    position: int
+
+
+class RoutingKey(NamedTuple):
+    """Requests whose routing key runs already come first, the most frequent key ahead."""
+
+    unknown: bool
+    negative_count: int
+    key: str
+    position: int
+
+
+class PriorityMatchKey(NamedTuple):
+    """schedscope's own `priority` policy: priority, then longest match, then arrival."""
+
+    signed_priority: int
+    negative_matched: float
+    entry_time: float
+    position: int
+
+
+Key = (
+    QueueKey
+    | PriorityFcfsKey
+    | LpmKey
+    | DfsWeightKey
+    | HrrnKey
+    | ShortestPrefillKey
+    | LofKey
+    | RandomKey
+    | RoutingKey
+    | PriorityMatchKey
+)
+
+
+# ---- results -------------------------------------------------------------------------------------------------
+
+
+class Ranked(NamedTuple):
+    """A request at its place in the queue after sorting."""
+
+    request: Waiting
+    """With `prefix_len` and `matched` of this pass, where the policy looked."""
+    key: Key
+    position: int
+    """Place before sorting, from 0."""
+    duplicate: Duplicate | None
+    """Set if it is deprioritized: held back because an earlier waiting request brings the same prefix."""
+
+
+class Ordering(NamedTuple):
+    """The queue as a policy wants it."""
+
+    configured: str
+    """The policy after replacement where it can't run at all (no prefix cache)."""
+    active: str
+    """The policy of this pass."""
+    fallback: str | None
+    """Why active is not what was asked for."""
+    ranked: tuple[Ranked, ...]
+    touches: tuple[Match, ...]
+    """What sorting makes recent in the cache, in this order."""
+    random_state: RandomState | None
+    """Chance after the pass."""
+    refresh_calls: int
+
+
+# ---- policies ------------------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """What a policy's key function may look at, besides the request."""
+
+    config: SchedulerConfig
+    cache: RadixCache
+    running: tuple[Running, ...]
+    processed_tokens: int
+    matches: Sequence[Match]
+    """Per queue position; empty for cache-agnostic policies."""
+    random_state: RandomState | None
+
+
+class KeyFunction(Protocol):
+    """Keys for a queue whose requests carry this pass's matches, and chance after it."""
+
+    def __call__(
+        self, queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+    ) -> tuple[Sequence[Key] | None, RandomState | None]: ...
+
+
+class Policy(NamedTuple):
+    """A scheduling policy."""
+
+    name: str
+    cache_aware: bool
+    """Whether it matches the queue against the cache and looks for duplicates."""
+    limited: bool
+    """Whether it gives up above `waiting_queue_prefix_match_max` waiting requests."""
+    keys: KeyFunction
+    extension: bool = False
+    """schedscope's own, not SGLang's."""
+
+
+def _fcfs(
+    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    if not facts.config.enable_priority_scheduling:
+        return None, facts.random_state
+    sign = facts.config.priority_sign
+    keys = [PriorityFcfsKey(r.priority * sign, r.entry_time, i) for i, r in enumerate(queue)]
+    return keys, facts.random_state
+
+
+def _lpm(
+    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    keys = [
+        LpmKey(-r.matched if duplicate is None else math.inf, i)
+        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
+    ]
+    return keys, facts.random_state
+
+
+def _dfs_weight(
+    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    branches = dfs_branches(facts.cache, facts.matches)
+    return [DfsWeightKey(branch, i) for i, branch in enumerate(branches)], facts.random_state
+
+
+def _hrrn(
+    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    keys = []
+    for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True)):
+        uncached = max(0, r.prompt_len - r.matched)
+        if duplicate is not None:
+            ratio = math.inf
+        elif uncached == 0:
+            ratio = -math.inf
+        else:
+            ratio = -(max(0, facts.processed_tokens - r.arrival_processed_tokens) / uncached)
+        keys.append(HrrnKey(ratio, r.rid, i))
+    return keys, facts.random_state
+
+
+def shortest_prefill_work(request: Waiting) -> int:
+    """Tokens that shortest-prefill-first expects to compute for a request, at least 1."""
+    return max(1, request.length - request.matched)
+
+
+def _shortest_prefill_first(
+    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    keys = [
+        ShortestPrefillKey(duplicate is not None, shortest_prefill_work(r), r.entry_time, i)
+        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
+    ]
+    return keys, facts.random_state
+
+
+def _lof(
+    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    sign = facts.config.priority_sign if facts.config.enable_priority_scheduling else 0
+    return [LofKey(r.priority * sign, -r.max_new_tokens, i) for i, r in enumerate(queue)], facts.random_state
+
+
+def _random(
+    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    assert facts.random_state is not None, "the random policy needs a random state"
+    shuffled, after = shuffle(range(len(queue)), facts.random_state)
+    draws = [0] * len(queue)
+    for draw, position in enumerate(shuffled):
+        draws[position] = draw
+    return [RandomKey(draw, i) for i, draw in enumerate(draws)], after
+
+
+def _routing_key(
+    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    counts = Counter(r.routing_key for r in facts.running if r.routing_key)
+    if not counts:
+        return None, facts.random_state
+    keys = []
+    for i, r in enumerate(queue):
+        count = counts.get(r.routing_key, 0) if r.routing_key else 0
+        keys.append(RoutingKey(count == 0, -count, r.routing_key or "", i))
+    return keys, facts.random_state
+
+
+def _priority(
+    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+) -> tuple[Sequence[Key] | None, RandomState | None]:
+    sign = facts.config.priority_sign
+    keys = [
+        PriorityMatchKey(
+            r.priority * sign, -r.matched if duplicate is None else math.inf, r.entry_time, i
+        )
+        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
+    ]
+    return keys, facts.random_state
+
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("lpm", True, True, _lpm),
+        Policy("dfs-weight", True, False, _dfs_weight),
+        Policy("hrrn", True, True, _hrrn),
+        Policy("shortest-prefill-first", True, False, _shortest_prefill_first),
+        Policy("fcfs", False, False, _fcfs),
+        Policy("lof", False, False, _lof),
+        Policy("random", False, False, _random),
+        Policy("routing-key", False, False, _routing_key),
+        Policy("priority", True, False, _priority, extension=True),
+    )
+}
+
+SGLANG_POLICIES = tuple(name for name, policy in POLICIES.items() if not policy.extension)
+
+
+def resolve_policy(config: SchedulerConfig, policies: dict[str, Policy] = POLICIES) -> Policy:
+    """The policy that a scheduler with this configuration runs.
+
+    Without a prefix cache the cache-aware policies become fcfs, except shortest-prefill-first. Raises
+    ConfigError, in SGLang's words first, for that one and for unknown names.
+    """
+    policy = policies.get(config.schedule_policy)
+    if policy is None:
+        raise ConfigError(
+            f"Unknown schedule_policy: policy={config.schedule_policy!r}; choose from {', '.join(policies)}"
+        )
+    if policy.cache_aware and config.disable_radix_cache:
+        if policy.name == "shortest-prefill-first":
+            raise ConfigError(
+                f"Unknown schedule_policy: policy={policy.name!r}: it needs the prefix cache, "
+                "which disable_radix_cache turns off"
+            )
+        return policies["fcfs"]
+    return policy
+
+
+def order(
+    queue: Sequence[Waiting],
+    cache: RadixCache,
+    config: SchedulerConfig,
+    *,
+    running: tuple[Running, ...] = (),
+    processed_tokens: int = 0,
+    random_state: RandomState | None = None,
+    refresh_calls: int = 0,
+    policy: Policy | None = None,
+) -> Ordering:
+    """Sort the waiting queue. Reads the cache, changes nothing.
+
+    Args:
+        queue: in queue order, which all ties fall back to.
+        running: the running batch, whose routing keys count.
+        processed_tokens: prefill tokens computed so far, the clock of hrrn.
+        refresh_calls: how often this ran before, for the touch of waiting prefixes.
+        policy: what `resolve_policy(config)` gives, if known.
+    """
+    configured = policy or resolve_policy(config)
+    active = configured
+    fallback = None
+    if configured.name != config.schedule_policy:
+        fallback = "radix_cache_disabled"
+    if configured.limited and len(queue) > config.waiting_queue_prefix_match_max:
+        active = POLICIES["fcfs"]
+        fallback = "queue_too_long"
+
+    matches: list[Match] = []
+    duplicates: Sequence[Duplicate | None] = [None] * len(queue)
+    if active.cache_aware:
+        looked: list[Waiting] = []
+        for request in queue:
+            match = cache.match(request.tokens, request.space)
+            matches.append(match)
+            prefix_len = 0 if config.radix_force_miss else match.length
+            matched = min(prefix_len, max(request.length - 1, 0))
+            if (prefix_len, matched) != (request.prefix_len, request.matched):
+                request = request._replace(prefix_len=prefix_len, matched=matched)
+            looked.append(request)
+        queue = looked
+        duplicates = find_duplicates(queue, config)
+
+    # Above the limit SGLang doesn't sort at all, not even by priority.
+    keys: Sequence[Key] | None = None
+    if fallback != "queue_too_long":
+        hits = [Match(0, cache.root)] * len(queue) if config.radix_force_miss else matches
+        facts = Facts(config, cache, running, processed_tokens, hits, random_state)
+        keys, random_state = active.keys(queue, duplicates, facts)
+    if keys is None:
+        keys = [QueueKey(i) for i in range(len(queue))]
+        places: Sequence[int] = range(len(queue))
+    else:
+        places = sorted(range(len(queue)), key=keys.__getitem__)
+    ranked = tuple(Ranked(queue[i], keys[i], i, duplicates[i]) for i in places)
+
+    touches = [match for request, match in zip(queue, matches, strict=False) if _touches(request, cache)]
+    if not active.cache_aware and queue and _refreshes(config):
+        if refresh_calls % config.waiting_prefix_refresh_interval == 0:
+            head = [ranked[i].request for i in range(min(len(ranked), config.waiting_queue_prefix_match_max))]
+            for request in reversed(head):
+                if _touches(request, cache):
+                    touches.append(cache.match(request.tokens, request.space))
+        refresh_calls += 1
+    return Ordering(
+        configured.name, active.name, fallback, ranked, tuple(touches), random_state, refresh_calls
+    )
+
+
+def _touches(request: Waiting, cache: RadixCache) -> bool:
+    """A look-up of less than a page doesn't reach the tree, and so touches nothing."""
+    return not cache.disabled and request.length >= cache.page_size
+
+
+def _refreshes(config: SchedulerConfig) -> bool:
+    return (
+        config.enable_waiting_prefix_refresh
+        and config.radix_eviction_policy == "lru"
+        and not config.disable_radix_cache
+    )
+
+
+def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[tuple[tuple[float, float], ...]]:
+    """For each match its way through the tree, as sort keys: heavier branches first, a node's own requests last.
+
+    A match that ends inside a node stands where the split that SGLang makes there would put it.
+    """
+    cuts: dict[int, set[int]] = {}
+    ends: list[tuple[Node, int]] = []
+    for match in matches:
+        node = cache.resolve(match)
+        ends.append((node, match.length))
+        if node.parent is not None:
+            cuts.setdefault(node.id, set()).add(match.length)
+
+    weights: Counter[tuple[int, int]] = Counter()
+    ways: list[list[tuple[int, int, int]]] = []
+    for node, length in ends:
+        way: list[tuple[int, int, int]] = []
+        below = length
+        above: Node | None = node
+        while above is not None and above.parent is not None:
+            marks = sorted(cuts.get(above.id, set()) | ({above.end} if above is not node else set()))
+            for mark in reversed([mark for mark in marks if mark <= below]):
+                first = mark == marks[0]
+                way.append((above.id, mark, _age_rank(above) if first else 0))
+                weights[above.id, mark] += 1
+            above = above.parent
+            below = above.end
+        way.reverse()
+        ways.append(way)
+    last = (math.inf, math.inf)
+    return [
+        (*((float(-weights[node_id, mark]), float(age)) for node_id, mark, age in way), last)
+        for way in ways
+    ]
+
+
+def _age_rank(node: Node) -> int:
+    """The node's place among its siblings, oldest first."""
+    assert node.parent is not None
+    for rank, edge in enumerate(node.parent.children):
+        if edge == node.edge:
+            return rank
+    raise AssertionError(f"{node} is not among its parent's children")
+
+
+RankFunction = Callable[[Sequence[Waiting]], Sequence[Key]]

@@ -1,0 +1,377 @@
+"""The prefix cache: a radix tree from token sequences to KV slots.
+
+Reading and changing are apart. `match` and `pin_cost` only read, so a decision, a what-if or a viewer may call
+them at any time without changing what is evicted next. `touch` does what SGLang's match does as a side effect:
+it splits the node in which the match ends and makes the path recent.
+
+A node spans the tokens `parent.end .. end` of every sequence below it. `end` never changes: a split gives the
+*upper* half to a new node, so a `Match` taken before a split still names the right place after it.
+
+Behaviour, clocks and ties follow `UnifiedRadixCache` of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from schedscope.engine import tokens
+from schedscope.engine.eviction import EVICTION_POLICIES
+from schedscope.engine.tokens import TOKEN_BYTES
+
+ROOT_PRIORITY = -(2**63)
+_MAX_PRIORITY = 2**63 - 1
+# A touch gives a path of nodes falling times; ticks are this far apart, so the times of two touches never mix.
+_TICK = 1 << 20
+
+
+class Node:
+    """A run of tokens that all sequences through it share."""
+
+    __slots__ = (
+        "children",
+        "creation",
+        "edge",
+        "end",
+        "hit_count",
+        "id",
+        "key",
+        "last_access",
+        "lock_ref",
+        "parent",
+        "priority",
+        "slots",
+    )
+
+    def __init__(self, node_id: int, parent: Node | None, edge: bytes, key: bytes, end: int) -> None:
+        self.id = node_id
+        self.parent = parent
+        self.edge = edge
+        """Under what the parent keeps this node: its first page, after the namespace where the parent is the root."""
+        self.key = key
+        self.end = end
+        self.children: dict[bytes, Node] = {}
+        self.slots: array[int] = array("i")
+        self.lock_ref = 0
+        self.last_access = 0
+        self.creation = 0
+        self.hit_count = 0
+        self.priority = ROOT_PRIORITY
+
+    @property
+    def start(self) -> int:
+        """First token of the node, counted from the root."""
+        return self.parent.end if self.parent is not None else 0
+
+    def __len__(self) -> int:
+        return len(self.key) // TOKEN_BYTES
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Node(id={self.id}, {self.start}..{self.end}, lock={self.lock_ref})"
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a sequence."""
+
+    length: int
+    """Tokens, whole pages."""
+    node: Node
+    """The node in which the match ends (it may go on beyond), the root if nothing matches."""
+
+
+class Inserted(NamedTuple):
+    """What `insert` did."""
+
+    existing: int
+    """Tokens that were in the tree before."""
+    node: Node
+    """The node that now ends the sequence."""
+
+
+class Evicted(NamedTuple):
+    """One evicted leaf."""
+
+    node: Node
+    tokens: int
+
+
+def namespace(extra_key: str | None, cache_salt: str | None) -> bytes:
+    """The bytes that keep two namespaces apart below the root. No namespace is no bytes; an empty salt is none."""
+    if extra_key is None and not cache_salt:
+        return b""
+    return json.dumps([extra_key, cache_salt or None]).encode()
+
+
+class RadixCache:
+    """Radix tree over packed token ids, in whole pages.
+
+    Args:
+        page_size: tokens per KV page; only whole pages are kept.
+        eviction_policy: a name of `EVICTION_POLICIES`.
+        disabled: keep nothing and match nothing.
+    """
+
+    def __init__(self, page_size: int = 1, eviction_policy: str = "lru", disabled: bool = False) -> None:
+        self.page_size = page_size
+        self.eviction_policy = eviction_policy
+        self.disabled = disabled
+        self._eviction_key = EVICTION_POLICIES[eviction_policy]
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._clock = 0
+        self._next_id = 1
+        self.root = Node(0, None, b"", b"", 0)
+        self.root.lock_ref = 1
+        self.evictable = 0
+        """Tokens that nobody holds."""
+        self.protected = 0
+        """Tokens under a lock."""
+        self._leaves: dict[int, Node] = {}
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def match(self, sequence: bytes, space: bytes = b"", limit: int | None = None) -> Match:
+        """Longest cached prefix of `sequence`, of at most `limit` tokens, in whole pages. Changes nothing."""
+        page = self._page_bytes
+        stop = len(sequence) if limit is None else min(limit * TOKEN_BYTES, len(sequence))
+        stop -= stop % page
+        node = self.root
+        offset = 0
+        prefix = space
+        while offset < stop:
+            child = node.children.get(prefix + sequence[offset : offset + page])
+            if child is None:
+                break
+            key = child.key
+            if offset + len(key) <= stop and sequence.startswith(key, offset):
+                node = child
+                offset += len(key)
+                prefix = b""
+                continue
+            shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+            offset += min(shared, stop - offset)
+            offset -= offset % page
+            node = child
+            break
+        return Match(offset // TOKEN_BYTES, node)
+
+    def resolve(self, match: Match) -> Node:
+        """The node that spans the last matched token today, after splits that came since."""
+        length, node = match
+        while node.parent is not None and node.parent.end >= length:
+            node = node.parent
+        return node
+
+    def pin_cost(self, match: Match) -> int:
+        """Evictable tokens that locking this match would take."""
+        length, node = match
+        cost = 0
+        while node.parent is not None and node.lock_ref == 0:
+            start = node.parent.end
+            if length > start:
+                cost += min(length, node.end) - start
+            node = node.parent
+        return cost
+
+    def path(self, node: Node) -> list[Node]:
+        """Nodes from below the root down to `node`."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def slots_of(self, match: Match) -> array[int]:
+        """KV slots of the matched tokens, in order."""
+        slots: array[int] = array("i")
+        for node in self.path(self.resolve(match)):
+            slots.extend(node.slots)
+        return slots[: match.length]
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first, children in insertion order."""
+        stack = list(reversed(self.root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    # ---- changing ------------------------------------------------------------------------------------------
+
+    def touch(self, match: Match) -> Node:
+        """Make the matched path recent, splitting the node in which it ends. Returns the node that now ends it."""
+        node = self.resolve(match)
+        if node.end > match.length:
+            node = self._split(node, match.length)
+        tick = self._tick()
+        above: Node | None = node
+        while above is not None:
+            above.last_access = tick
+            tick -= 1
+            above = above.parent
+        return node
+
+    def insert(
+        self,
+        sequence: bytes,
+        space: bytes,
+        slots: array[int],
+        *,
+        priority: int = 0,
+        inserted_len: int = 0,
+    ) -> Inserted:
+        """Keep the whole pages of `sequence`, whose tokens are in `slots`.
+
+        Nodes that end within `inserted_len` tokens were counted as a hit when the same request inserted them.
+        Slots of tokens that were there already are not taken over; the caller frees them.
+        """
+        page = self._page_bytes
+        stop = len(sequence) - len(sequence) % page
+        root = self.root
+        root.last_access = self._tick()
+        root.priority = max(root.priority, priority)
+        node, offset, prefix = root, 0, space
+        while offset < stop:
+            child = node.children.get(prefix + sequence[offset : offset + page])
+            if child is None:
+                break
+            prefix = b""
+            child.last_access = self._tick()
+            shared = tokens.common_prefix(child.key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+            shared = min(shared, stop - offset)
+            shared -= shared % page
+            if shared < len(child.key):
+                child = self._split(child, node.end + shared // TOKEN_BYTES)
+            child.priority = max(child.priority, priority)
+            offset += shared
+            if offset // TOKEN_BYTES > inserted_len:
+                child.hit_count += 1
+            node = child
+        existing = offset // TOKEN_BYTES
+        if offset < stop:
+            edge = prefix + sequence[offset : offset + page]
+            leaf = self._new_node(node, edge, sequence[offset:stop], stop // TOKEN_BYTES)
+            leaf.slots = slots[existing : stop // TOKEN_BYTES]
+            leaf.priority = priority
+            node.children[edge] = leaf
+            self.evictable += len(leaf)
+            self._update_leaf(node)
+            self._update_leaf(leaf)
+            if leaf.end > inserted_len:
+                leaf.hit_count += 1
+            node = leaf
+        return Inserted(existing, node)
+
+    def lock(self, node: Node) -> None:
+        """Keep the path to `node` from eviction, once more."""
+        while node.parent is not None:
+            if node.lock_ref == 0:
+                self.evictable -= len(node)
+                self.protected += len(node)
+                self._leaves.pop(node.id, None)
+            node.lock_ref += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`."""
+        while node.parent is not None:
+            assert node.lock_ref > 0, f"unlocking {node} which nobody holds"
+            node.lock_ref -= 1
+            if node.lock_ref == 0:
+                self.evictable += len(node)
+                self.protected -= len(node)
+                self._update_leaf(node)
+            node = node.parent
+
+    def evict(self, wanted: int) -> list[Evicted]:
+        """Drop unlocked leaves, whole, until `wanted` tokens are gone or none is left."""
+        key = self._eviction_key
+        heap = [(key(node), node.id, node) for node in self._leaves.values()]
+        heapq.heapify(heap)
+        evicted: list[Evicted] = []
+        while wanted > 0 and heap:
+            _, _, node = heapq.heappop(heap)
+            parent = node.parent
+            assert parent is not None
+            del self._leaves[node.id]
+            del parent.children[node.edge]
+            self.evictable -= len(node)
+            wanted -= len(node)
+            evicted.append(Evicted(node, len(node)))
+            self._update_leaf(parent)
+            if parent.id in self._leaves:
+                heapq.heappush(heap, (key(parent), parent.id, parent))
+        return evicted
+
+    # ---- copies --------------------------------------------------------------------------------------------
+
+    def fork(self) -> tuple[RadixCache, dict[int, Node]]:
+        """An independent copy, and its nodes by the id they have in both."""
+        copy = RadixCache(self.page_size, self.eviction_policy, self.disabled)
+        copy._clock, copy._next_id = self._clock, self._next_id
+        copy.evictable, copy.protected = self.evictable, self.protected
+        twins: dict[int, Node] = {0: copy.root}
+        self._copy_facts(self.root, copy.root)
+        for node in self.nodes():
+            assert node.parent is not None
+            parent = twins[node.parent.id]
+            twin = Node(node.id, parent, node.edge, node.key, node.end)
+            self._copy_facts(node, twin)
+            parent.children[node.edge] = twin
+            twins[node.id] = twin
+        copy._leaves = {node_id: twins[node_id] for node_id in self._leaves}
+        return copy, twins
+
+    @staticmethod
+    def _copy_facts(node: Node, twin: Node) -> None:
+        twin.slots = node.slots
+        twin.lock_ref = node.lock_ref
+        twin.last_access = node.last_access
+        twin.creation = node.creation
+        twin.hit_count = node.hit_count
+        twin.priority = node.priority
+
+    # ---- inner ---------------------------------------------------------------------------------------------
+
+    def _tick(self) -> int:
+        self._clock += _TICK
+        return self._clock
+
+    def _new_node(self, parent: Node, edge: bytes, key: bytes, end: int) -> Node:
+        node = Node(self._next_id, parent, edge, key, end)
+        self._next_id += 1
+        node.last_access = self._tick()
+        node.creation = self._tick()
+        return node
+
+    def _split(self, lower: Node, end: int) -> Node:
+        """Give the tokens of `lower` before `end` to a new node above it, which is returned."""
+        parent = lower.parent
+        assert parent is not None
+        cut = end - parent.end
+        upper = self._new_node(parent, lower.edge, lower.key[: cut * TOKEN_BYTES], end)
+        upper.slots = lower.slots[:cut]
+        upper.lock_ref = lower.lock_ref
+        upper.hit_count = lower.hit_count
+        upper.creation = lower.creation
+        upper.priority = lower.priority
+        parent.children[upper.edge] = upper
+        lower.parent = upper
+        lower.key = lower.key[cut * TOKEN_BYTES :]
+        lower.slots = lower.slots[cut:]
+        lower.edge = lower.key[: self._page_bytes]
+        upper.children[lower.edge] = lower
+        lower.last_access = self._tick()
+        return upper
+
+    def _update_leaf(self, node: Node) -> None:
+        if node.lock_ref == 0 and not node.children and node.parent is not None:
+            self._leaves[node.id] = node
+        else:
+            self._leaves.pop(node.id, None)

@@ -1,0 +1,486 @@
+"""One rank's scheduler state, and the only code that changes it.
+
+`view()` freezes what a decision may read, `apply(plan)` carries a decision out. Nothing here reads a clock, a
+device or the network: times are arguments, tokens come from outside, and two states that get the same calls are
+equal. That is what makes a recorded run replayable from its inputs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from schedscope.engine import tokens
+from schedscope.engine.admission import Verdict
+from schedscope.engine.chance import RandomState, seeded
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.decision import Plan
+from schedscope.engine.delayer import DelayerState, Report
+from schedscope.engine.operations import Lock, Preempt, Touch
+from schedscope.engine.ordering import resolve_policy
+from schedscope.engine.pool import KVPool
+from schedscope.engine.radix import Evicted, Node, RadixCache, namespace
+from schedscope.engine.request import Request
+from schedscope.engine.view import Chunked, Running, View, Waiting
+
+
+class Live:
+    """A request that has arrived and not yet ended."""
+
+    __slots__ = (
+        "arrival_processed_tokens",
+        "cached_tokens",
+        "entry_time",
+        "extend_end",
+        "fill_len",
+        "finished",
+        "inserted_len",
+        "kv_len",
+        "lock",
+        "matched",
+        "output_len",
+        "preemptions",
+        "prefix_len",
+        "priority",
+        "prompt_len",
+        "protected_len",
+        "request",
+        "retracted",
+        "retractions",
+        "row",
+        "space",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, priority: int) -> None:
+        self.request = request
+        self.priority = priority
+        self.space = namespace(request.extra_key, request.cache_salt)
+        self.tokens = request.prompt
+        self.prompt_len = request.prompt_len
+        self.output_len = 0
+        self.entry_time = 0.0
+        self.arrival_processed_tokens = 0
+        self.retracted = False
+        self.finished = False
+        # last look at the cache
+        self.prefix_len = 0
+        self.matched = 0
+        self.fill_len = 0
+        # KV pool
+        self.row: array[int] = array("i")
+        """Slot of every token held."""
+        self.kv_len = 0
+        """Tokens whose KV is computed or will be by the forward under way."""
+        self.extend_end = 0
+        self.protected_len = 0
+        """Leading tokens whose slots belong to the cache."""
+        self.inserted_len = 0
+        self.lock: Node | None = None
+        # for people
+        self.cached_tokens = 0
+        self.retractions = 0
+        self.preemptions = 0
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.request.rid
+
+    @property
+    def length(self) -> int:
+        """Prompt and output, tokens."""
+        return self.prompt_len + self.output_len
+
+    def append(self, token: int) -> None:
+        """Take one output token."""
+        self.tokens += tokens.encode((token,))
+        self.output_len += 1
+
+
+class BatchRow(NamedTuple):
+    """A request's part of a forward."""
+
+    live: Live
+    start: int
+    """First position to compute."""
+    end: int
+    """One past the last."""
+    decode: bool
+    """It decodes, in a batch that may prefill others."""
+    unfinished: bool
+    """Its prompt goes on in a later pass: no token is sampled."""
+
+
+class Batch(NamedTuple):
+    """What the model has to compute in this step."""
+
+    kind: str
+    """`prefill`, `decode` or `mixed`."""
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def extend_tokens(self) -> int:
+        """Tokens that SGLang counts as processed: all but pure decode rows."""
+        return sum(row.end - row.start for row in self.rows) if self.kind != "decode" else 0
+
+
+class SchedulerState:
+    """Everything that scheduling remembers from step to step.
+
+    Args:
+        config: raises ConfigError for a policy that can't run under it.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.policy = resolve_policy(config)
+        self.cache = RadixCache(config.page_size, config.radix_eviction_policy, config.disable_radix_cache)
+        self.pool = KVPool(config.num_pages, config.page_size)
+        self.queue: list[Live] = []
+        self.running: list[Live] = []
+        self.chunked: Live | None = None
+        self.rows = 0
+        """Request rows taken."""
+        self.batch_is_full = False
+        self.batch_is_full_pass: int | None = None
+        """The pass that set the mark."""
+        self.processed_tokens = 0
+        self.new_token_ratio = self.first_new_token_ratio
+        self.refresh_calls = 0
+        self.random_state: RandomState | None = (
+            seeded(config.random_seed) if config.schedule_policy == "random" else None
+        )
+        self.delayer = DelayerState()
+        self.prefill_batch_sizes: deque[int] = deque(maxlen=config.prefill_delayer_max_prefill_bs_window_size)
+        self.evictions: list[Evicted] = []
+        """What was evicted since the list was last emptied."""
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    @property
+    def first_new_token_ratio(self) -> float:
+        """Where the estimate of outputs starts."""
+        return min(self.config.init_new_token_ratio * self.config.schedule_conservativeness, 1.0)
+
+    @property
+    def least_new_token_ratio(self) -> float:
+        """Below this the estimate doesn't fall."""
+        return min(self.first_new_token_ratio * self.config.min_new_token_ratio_factor, 1.0)
+
+    @property
+    def token_usage(self) -> float:
+        """Used share of the KV pool, 0..1; what can be evicted is not used."""
+        return (self.pool.size - self.pool.available - self.cache.evictable) / self.pool.size
+
+    def view(self, now: float = 0.0, reports: tuple[Report, ...] = ()) -> View:
+        """What a decision may read, frozen."""
+        return View(
+            queue=tuple(self._waiting(live) for live in self.queue),
+            running=tuple(self._running(live) for live in self.running),
+            cache=self.cache,
+            available=self.pool.available,
+            free_rows=self.config.max_running_requests - self.rows,
+            chunked=self._chunked(),
+            batch_is_full=self.batch_is_full,
+            processed_tokens=self.processed_tokens,
+            new_token_ratio=self.new_token_ratio,
+            refresh_calls=self.refresh_calls,
+            delayer=self.delayer,
+            reports=reports,
+            max_prefill_bs=max(self.prefill_batch_sizes, default=0),
+            token_usage=self.token_usage,
+            now=now,
+        )
+
+    @staticmethod
+    def _waiting(live: Live) -> Waiting:
+        request = live.request
+        return Waiting(
+            rid=request.rid,
+            tokens=live.tokens,
+            prompt_len=live.prompt_len,
+            output_len=live.output_len,
+            max_new_tokens=request.sampling.max_new_tokens,
+            ignore_eos=request.sampling.ignore_eos,
+            priority=live.priority,
+            routing_key=request.routing_key,
+            space=live.space,
+            entry_time=live.entry_time,
+            arrival_processed_tokens=live.arrival_processed_tokens,
+            retracted=live.retracted,
+            prefix_len=live.prefix_len,
+            matched=live.matched,
+            fill_len=live.fill_len,
+        )
+
+    def _running(self, live: Live) -> Running:
+        request = live.request
+        return Running(
+            rid=request.rid,
+            prompt_len=live.prompt_len,
+            output_len=live.output_len,
+            max_new_tokens=request.sampling.max_new_tokens,
+            ignore_eos=request.sampling.ignore_eos,
+            priority=live.priority,
+            routing_key=request.routing_key,
+            entry_time=live.entry_time,
+            finished=live.finished,
+            private=self._ceil(len(live.row)) - live.protected_len,
+            lock=live.lock,
+        )
+
+    def _chunked(self) -> Chunked | None:
+        live = self.chunked
+        if live is None:
+            return None
+        return Chunked(
+            rid=live.rid,
+            length=live.length,
+            prefix_len=live.prefix_len,
+            output_len=live.output_len,
+            prompt_len=live.prompt_len,
+            max_new_tokens=live.request.sampling.max_new_tokens,
+            ignore_eos=live.request.sampling.ignore_eos,
+            retracted=live.retracted,
+        )
+
+    def _ceil(self, count: int) -> int:
+        page = self.config.page_size
+        return -(-count // page) * page
+
+    # ---- the queue -----------------------------------------------------------------------------------------
+
+    def admit_to_queue(self, live: Live, now: float) -> None:
+        """Join the queue's tail: a new request, or one that was retracted or preempted."""
+        live.entry_time = now
+        live.arrival_processed_tokens = self.processed_tokens
+        self.queue.append(live)
+
+    def resolved_priority(self, request: Request) -> int:
+        """A request's priority, with the default of priority scheduling filled in."""
+        if request.priority is None:
+            return self.config.lowest_priority if self.config.enable_priority_scheduling else 0
+        return request.priority
+
+    # ---- a decision carried out ----------------------------------------------------------------------------
+
+    def apply(self, plan: Plan, now: float, pass_number: int | None = None) -> Batch | None:
+        """Carry out a plan made from this state's view. Returns the prefill batch, with its memory allocated.
+
+        Raises PoolExhaustedError after everything else was carried out, as SGLang does.
+        """
+        if plan.batch_is_full != self.batch_is_full:
+            self.batch_is_full_pass = pass_number if plan.batch_is_full else None
+        self.batch_is_full = plan.batch_is_full
+        batch = self._carry_out(plan, now)
+        if plan.negotiation is not None:
+            self.delayer = plan.negotiation.next_state
+            observed = plan.attempted_prefill_bs if batch is None else len(batch.rows)
+            if observed > 0:
+                self.prefill_batch_sizes.append(observed)
+        return batch
+
+    def _carry_out(self, plan: Plan, now: float) -> Batch | None:
+        if plan.ordering is None or plan.admission is None:
+            return None
+
+        by_rid = {live.rid: live for live in self.queue}
+        self.queue = []
+        for place in plan.ordering.ranked:
+            live = by_rid[place.request.rid]
+            live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
+            self.queue.append(live)
+        self.random_state = plan.ordering.random_state
+        self.refresh_calls = plan.ordering.refresh_calls
+        for match in plan.ordering.touches:
+            self.cache.touch(match)
+
+        preempted: list[Live] = []
+        locks: dict[str, Node] = {}
+        for operation in plan.admission.operations:
+            match operation:
+                case Touch(rid, length):
+                    live = by_rid[rid]
+                    self.cache.touch(self.cache.match(live.tokens, live.space, length))
+                case Lock(rid, length):
+                    live = by_rid[rid]
+                    locks[rid] = self.cache.resolve(self.cache.match(live.tokens, live.space, length))
+                    self.cache.lock(locks[rid])
+                case Preempt():
+                    preempted += self._preempt(operation)
+        for rid, looked in plan.admission.looked.items():
+            live = by_rid[rid]
+            live.prefix_len, live.matched, live.fill_len = looked.prefix_len, looked.matched, looked.fill_len
+
+        admitted = plan.admission.admitted
+        chunked = self.chunked
+        members = [chunked if v.result == "CHUNK" else by_rid[v.rid] for v in admitted]
+        if admitted:
+            joining = {id(live) for live in members}
+            self.queue = [live for live in self.queue if id(live) not in joining]
+        for live in preempted:
+            live.preemptions += 1
+            self.admit_to_queue(live, now)
+        if not admitted:
+            return None
+        unfinished = plan.admission.chunked_rid
+        self.chunked = next((live for live in members if live is not None and live.rid == unfinished), None)
+        rows = []
+        for live, verdict in zip(members, admitted, strict=True):
+            assert live is not None
+            self._bind(live, verdict, locks.get(live.rid))
+            rows.append(BatchRow(live, verdict.prefix_len, live.extend_end, False, live is self.chunked))
+        self._allocate(rows)
+        return self._mix(Batch("prefill", tuple(rows)))
+
+    def _preempt(self, operation: Preempt) -> list[Live]:
+        victims = [live for live in self.running if live.rid in operation.rids]
+        for live, room in zip(victims, operation.room, strict=True):
+            self.running.remove(live)
+            self.retract(live, room)
+        return victims
+
+    def _bind(self, live: Live, verdict: Verdict, lock: Node | None) -> None:
+        """An admitted request takes over its cached prefix."""
+        assert verdict.extend_len is not None
+        live.extend_end = verdict.prefix_len + verdict.extend_len
+        live.retracted = False
+        if live.row:
+            return
+        if live.output_len == 0:
+            live.cached_tokens = verdict.prefix_len
+        self.rows += 1
+        live.lock = lock
+        live.protected_len = verdict.prefix_len
+        if lock is not None and verdict.prefix_len:
+            live.row = array("i")
+            for node in self.cache.path(lock):
+                live.row.extend(node.slots)
+
+    def _allocate(self, rows: Sequence[BatchRow]) -> None:
+        """Slots for a prefill; each request may need one page more than its tokens."""
+        wanted = sum(row.end - row.start for row in rows)
+        if self.config.page_size > 1:
+            wanted += len(rows) * self.config.page_size
+        self.make_room(wanted)
+        for row in rows:
+            self.pool.extend(row.live.row, row.end)
+            row.live.kv_len = row.end
+
+    def _mix(self, batch: Batch) -> Batch:
+        """With mixed chunks the running requests decode in the prefill's forward, if their next tokens fit."""
+        if not self.config.enable_mixed_chunk or not self.running or not self.fits_decode(self.running):
+            return batch
+        rows = self.allocate_decode(self.running)
+        self.running = []
+        return Batch("mixed", (*batch.rows, *rows))
+
+    # ---- memory --------------------------------------------------------------------------------------------
+
+    def make_room(self, wanted: int) -> None:
+        """Evict until `wanted` tokens are free or nothing is left to evict."""
+        missing = wanted - self.pool.available
+        if missing > 0:
+            for evicted in self.cache.evict(missing):
+                self.pool.free(evicted.node.slots)
+                self.evictions.append(evicted)
+
+    def checkpoint(self, live: Live, up_to: int) -> None:
+        """Keep the first `up_to` tokens of a request in the cache, and move its lock onto them."""
+        live.prefix_len = live.extend_end
+        if self.cache.disabled:
+            return
+        sequence = live.tokens[: up_to * tokens.TOKEN_BYTES]
+        priority = live.priority
+        inserted = self.cache.insert(
+            sequence, live.space, live.row, priority=priority, inserted_len=live.inserted_len
+        )
+        page = self.config.page_size
+        whole = up_to // page * page
+        live.inserted_len = max(live.inserted_len, whole)
+        prompt = live.prompt_len // page * page
+        if 0 < prompt < whole:
+            # Split at the end of the prompt, so that the output can be evicted alone.
+            self.cache.insert(
+                live.request.prompt,
+                live.space,
+                live.row,
+                priority=min(priority + 1, 2**63 - 1),
+                inserted_len=prompt,
+            )
+        if inserted.existing > live.protected_len:
+            self.pool.free(live.row[live.protected_len : inserted.existing])
+            held = array("i")
+            for node in self.cache.path(inserted.node):
+                held.extend(node.slots)
+            live.row[live.protected_len : whole] = held[live.protected_len : whole]
+        if live.lock is not None:
+            self.cache.unlock(live.lock)
+        self.cache.lock(inserted.node)
+        live.lock = inserted.node
+        live.protected_len = whole
+
+    def release(self, live: Live, *, checkpoint: bool) -> None:
+        """Give a request's memory back; with `checkpoint` the cache keeps what it computed."""
+        if checkpoint:
+            self.checkpoint(live, live.kv_len)
+        if len(live.row) > live.protected_len:
+            self.pool.free(live.row[live.protected_len :])
+        if live.lock is not None:
+            self.cache.unlock(live.lock)
+        live.lock = None
+        live.row = array("i")
+        live.kv_len = 0
+        live.protected_len = 0
+        live.inserted_len = 0
+        self.rows -= 1
+
+    def retract(self, live: Live, room: int) -> None:
+        """Take a running request's memory without keeping it, and have `room` tokens free."""
+        self.release(live, checkpoint=False)
+        if not self.cache.disabled:
+            self.make_room(room)
+        live.prefix_len = 0
+        live.matched = 0
+        live.fill_len = live.length - 1
+        live.retracted = True
+
+    # ---- between passes ------------------------------------------------------------------------------------
+
+    def stash_chunked(self) -> None:
+        """The chunk that was just computed goes into the cache."""
+        if self.chunked is not None and self.chunked.extend_end > self.chunked.prefix_len:
+            self.checkpoint(self.chunked, self.chunked.extend_end)
+
+    def drop_finished(self) -> None:
+        """Requests that ended leave the running batch."""
+        left = [live for live in self.running if not live.finished]
+        if len(left) < len(self.running):
+            self.batch_is_full = False
+            self.running = left
+
+    def decode_room(self, lives: Iterable[Live]) -> int:
+        """Tokens, whole pages, that the next decode of these requests allocates."""
+        page = self.config.page_size
+        return sum(1 for live in lives if live.kv_len % page == 0) * page
+
+    def fits_decode(self, lives: Sequence[Live]) -> bool:
+        """Whether these requests can decode one token each, after evicting what can go."""
+        wanted = self.decode_room(lives)
+        if not self.cache.disabled:
+            self.make_room(wanted)
+        return self.pool.available >= wanted
+
+    def allocate_decode(self, lives: Sequence[Live]) -> list[BatchRow]:
+        """A slot for one more token each."""
+        if not self.cache.disabled:
+            self.make_room(len(lives) * self.config.page_size)
+        rows = []
+        for live in lives:
+            self.pool.extend(live.row, live.kv_len + 1)
+            rows.append(BatchRow(live, live.kv_len, live.kv_len + 1, True, False))
+            live.kv_len += 1
+        return rows

@@ -1,0 +1,107 @@
+"""Compare what a scenario did with what it expects. What a scenario doesn't mention is not compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from schedscope.engine.errors import ScenarioError
+from schedscope.replay.scenario import Placed, Scenario
+from schedscope.replay.scenario_run import run_scenario
+
+SETS = frozenset({"deprioritized", "preempted"})
+TOLERANCE = 1e-6
+_NOTHING = object()
+
+
+class Difference(NamedTuple):
+    """One value that is not as expected."""
+
+    where: str
+    """Path below `expect`."""
+    expected: Any
+    actual: Any
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected {self.expected!r}, got {self.actual!r}"
+
+
+class Checked(NamedTuple):
+    """The result for one scenario."""
+
+    scenario: Scenario
+    where: str
+    differences: tuple[Difference, ...]
+    skipped: bool
+    """Not executed: kind check, or nothing is expected."""
+
+
+def check(placed: Placed) -> Checked:
+    """Run one scenario and compare."""
+    scenario = placed.scenario
+    if scenario.kind == "check":
+        return Checked(scenario, placed.where, (), True)
+    try:
+        outcome = run_scenario(scenario)
+    except ScenarioError as error:
+        raise ScenarioError(f"{placed.where}: {error}") from None
+    return Checked(scenario, placed.where, tuple(compare(scenario.expect, outcome.expect)), False)
+
+
+def compare(expected: dict[str, Any], actual: dict[str, Any], where: str = "") -> Iterator[Difference]:
+    """Differences between an `expect` and an outcome."""
+    for key, wanted in expected.items():
+        path = f"{where}.{key}" if where else key
+        got = actual.get(key, _NOTHING)
+        if got is _NOTHING:
+            yield Difference(path, wanted, "nothing")
+        elif key == "error":
+            yield from _compare_error(wanted, got, path)
+        elif key == "order_head":
+            yield from _compare_value(wanted, got[: len(wanted)], path)
+        elif key == "order_tail":
+            yield from _compare_value(wanted, got[len(got) - len(wanted) :], path)
+        elif key in SETS:
+            if sorted(wanted) != sorted(got):
+                yield Difference(path, sorted(wanted), sorted(got))
+        elif key == "waiting_after":
+            yield from _compare_queue(wanted, got, path, actual)
+        else:
+            yield from _compare_value(wanted, got, path)
+
+
+def _compare_value(wanted: Any, got: Any, path: str) -> Iterator[Difference]:
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        yield from compare(wanted, got, path)
+    elif isinstance(wanted, list) and isinstance(got, list):
+        if len(wanted) != len(got):
+            yield Difference(path, wanted, got)
+            return
+        for i, (item, other) in enumerate(zip(wanted, got, strict=True)):
+            yield from _compare_value(item, other, f"{path}[{i}]")
+    elif _is_number(wanted) and _is_number(got):
+        if not math.isclose(wanted, got, rel_tol=0, abs_tol=TOLERANCE):
+            yield Difference(path, wanted, got)
+    elif wanted != got:
+        yield Difference(path, wanted, got)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _compare_error(wanted: dict[str, str], got: dict[str, str], path: str) -> Iterator[Difference]:
+    if wanted.get("type", got["type"]) != got["type"]:
+        yield Difference(f"{path}.type", wanted["type"], got["type"])
+    # What a scenario may ask of the text is SGLang's; ours says more behind it.
+    if got["type"] == "ValueError" and wanted.get("contains", "") not in got["message"]:
+        yield Difference(f"{path}.contains", wanted["contains"], got["message"])
+
+
+def _compare_queue(wanted: list[str], got: list[str], path: str, actual: dict[str, Any]) -> Iterator[Difference]:
+    """Preempted requests are at the end, in any order among themselves."""
+    preempted = len(actual.get("preempted", ()))
+    split = len(wanted) - preempted
+    if len(wanted) != len(got) or wanted[:split] != got[:split] or sorted(wanted[split:]) != sorted(got[split:]):
+        yield Difference(path, wanted, got)
