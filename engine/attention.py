@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ ROW_BLOCK = 16
 """Fewest rows for which a matrix product takes the kernel that all larger ones take."""
 RAGGED_KEY_BLOCK = 64
 """Keys are padded to multiples of this when speed matters more than equal bits."""
-TILE_TOKENS = 256
+TILE_TOKENS = 128
 """Tokens of a span that attend together: a later tile needs more keys, so small tiles skip masked work."""
 GROUP_KEYS = 16 * KEY_BLOCK
 """Most keys (padding included) that one group of decodes gathers: what stays in a core's cache."""
@@ -85,13 +85,13 @@ class Decodes(NamedTuple):
 
     first: int
     """Place of their first token in the forward; the others follow."""
-    count: int
+    size: int
     keys: int
     """Keys of each, padding included."""
     slots: Tensor
-    """[count * keys]: slots to gather."""
+    """[size * keys]: slots to gather."""
     positions: Tensor
-    """[count, 1]: position of each query."""
+    """[size, 1]: position of each query."""
 
 
 class Tile(NamedTuple):
@@ -99,11 +99,13 @@ class Tile(NamedTuple):
 
     first: int
     """Place of its first token in the forward."""
-    count: int
+    size: int
+    rows: int
+    """Queries, padding included."""
+    start: int
+    """Position of its first query."""
     keys: int
     """Leading keys of the span that it needs, padding included."""
-    positions: Tensor
-    """[rows]: position of each query; rows beyond `count` are padding."""
 
 
 class Prefill(NamedTuple):
@@ -135,7 +137,7 @@ class AttentionPlan:
         self._device = cache.data.device
         self._key_block = KEY_BLOCK if invariant else RAGGED_KEY_BLOCK
         self.row_block = ROW_BLOCK if invariant else 1
-        self._masks: dict[int | None, list[Tensor]] = {}
+        self._masks: dict[int | None, tuple[list[Tensor], Tensor]] = {}
         decodes = [i for i, span in enumerate(spans) if span.end - span.start == 1]
         decodes.sort(key=lambda i: spans[i].end)
         longer = [i for i, span in enumerate(spans) if span.end - span.start != 1]
@@ -151,18 +153,50 @@ class AttentionPlan:
         for i in longer:
             self.prefills.append(self._tile(spans[i], first))
             first += spans[i].end - spans[i].start
+        self._last_start = max((tile.start for tile in self._tiles()), default=0)
 
-    def masks(self, window: int | None) -> list[Tensor]:
-        """What to add to the scores: one mask per group of decodes, then one per tile.
+    def masks(self, window: int | None) -> Iterator[Tensor]:
+        """What to add to the scores: one mask per group of decodes, then one per tile, in their order.
+
+        A mask is 0 where a query sees a key and -inf elsewhere.
 
         Args:
             window: Number of last keys that a query sees (its own included), or None for all.
         """
         if window not in self._masks:
-            masks = [self._mask(d.positions, d.keys, window)[:, None, None] for d in self.decodes]
-            masks += [self._mask(t.positions, t.keys, window) for p in self.prefills for t in p.tiles]
-            self._masks[window] = masks
-        return self._masks[window]
+            decodes = [
+                self._mask(torch.arange(d.keys, device=self._device) - d.positions, window) for d in self.decodes
+            ]
+            self._masks[window] = decodes, self._tile_template(window)
+        decodes, template = self._masks[window]
+        for mask in decodes:
+            yield mask[:, None, None]
+        for tile in self._tiles():
+            mask = template[: tile.rows, self._last_start - tile.start :][:, : tile.keys]
+            # A slice starts at any address, which only the CPU's kernel takes.
+            yield mask if mask.is_cpu else mask.contiguous()
+
+    def _tiles(self) -> list[Tile]:
+        return [tile for prefill in self.prefills for tile in prefill.tiles]
+
+    def _tile_template(self, window: int | None) -> Tensor:
+        """A mask of which each tile's is a slice: all look alike but for where their first query stands.
+
+        One each would be gigabytes for a long prompt. [most rows of a tile, keys], its first query being at
+        key `_last_start`.
+        """
+        tiles = self._tiles()
+        rows = max((tile.rows for tile in tiles), default=0)
+        keys = max((self._last_start - tile.start + tile.keys for tile in tiles), default=0)
+        queries = torch.arange(rows, device=self._device) + self._last_start
+        return self._mask(torch.arange(keys, device=self._device) - queries[:, None], window)
+
+    def _mask(self, distance: Tensor, window: int | None) -> Tensor:
+        """The mask for keys that lie `distance` after their query."""
+        hidden = distance > 0
+        if window is not None:
+            hidden |= distance <= -window
+        return self.cache.data.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def _tensor(self, values: array[int]) -> Tensor:
         return torch.frombuffer(values, dtype=torch.int32).to(self._device, torch.int64)
@@ -177,19 +211,13 @@ class AttentionPlan:
         while begin < len(spans):
             keys = self._padded(spans[begin].end)
             end = begin + 1
-            while (
-                end < len(spans)
-                and self._padded(spans[end].end) == keys
-                and (end + 1 - begin) * keys <= GROUP_KEYS
-            ):
+            while end < len(spans) and self._padded(spans[end].end) == keys and (end + 1 - begin) * keys <= GROUP_KEYS:
                 end += 1
             slots, positions = array("i"), array("i")
             for span in spans[begin:end]:
                 slots.extend(_padded_slots(span.slots, keys))
                 positions.append(span.start)
-            groups.append(
-                Decodes(begin, end - begin, keys, self._tensor(slots), self._tensor(positions)[:, None])
-            )
+            groups.append(Decodes(begin, end - begin, keys, self._tensor(slots), self._tensor(positions)[:, None]))
             begin = end
         return groups
 
@@ -199,18 +227,9 @@ class AttentionPlan:
         for start in range(span.start, span.end, TILE_TOKENS):
             end = min(start + TILE_TOKENS, span.end)
             rows = -(-(end - start) // self.row_block) * self.row_block
-            positions = torch.arange(start, start + rows, device=self._device).clamp_(max=end - 1)
-            tiles.append(Tile(first + start - span.start, end - start, self._padded(end), positions))
+            place = first + start - span.start
+            tiles.append(Tile(place, end - start, rows, start, self._padded(end)))
         return Prefill(keys, self._tensor(_padded_slots(span.slots, keys)), tuple(tiles))
-
-    def _mask(self, positions: Tensor, keys: int, window: int | None) -> Tensor:
-        """[*positions.shape without a trailing 1, keys]: 0 where a query sees a key, -inf elsewhere."""
-        queries = positions.view(-1, 1)
-        keys_at = torch.arange(keys, device=self._device)
-        hidden = keys_at > queries
-        if window is not None:
-            hidden |= keys_at <= queries - window
-        return self.cache.data.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def _padded_slots(slots: array[int], keys: int) -> array[int]:
@@ -252,38 +271,38 @@ def paged_attention(
     shared = heads // kv_heads
     new = slice(0, paged.num_tokens)
     paged.cache.store(layer, paged.written, key[0, :, new].transpose(0, 1), value[0, :, new].transpose(0, 1))
-    masks = iter(paged.masks(sliding_window))
+    masks = paged.masks(sliding_window)
     output = query.new_zeros((tokens, heads, head_dim))
     queries = query[0].view(kv_heads, shared, tokens, head_dim)
 
-    for first, count, width, slots, _positions in paged.decodes:
+    for first, size, width, slots, _positions in paged.decodes:
         keys, values = paged.cache.gather(layer, slots)
         # The query heads that share a key head are the rows of one product: no key is copied per head.
-        rows = queries[:, :, first : first + count].permute(2, 0, 1, 3)
+        by_token = queries[:, :, first : first + size].permute(2, 0, 1, 3)
         attended = scaled_dot_product_attention(
-            pad(rows, (0, 0, 0, max(paged.row_block - shared, 0))),
-            keys.view(count, width, kv_heads, head_dim).transpose(1, 2),
-            values.view(count, width, kv_heads, head_dim).transpose(1, 2),
+            pad(by_token, (0, 0, 0, max(paged.row_block - shared, 0))),
+            keys.view(size, width, kv_heads, head_dim).transpose(1, 2),
+            values.view(size, width, kv_heads, head_dim).transpose(1, 2),
             attn_mask=next(masks),
             scale=scaling,
         )
-        output[first : first + count] = attended[:, :, :shared].reshape(count, heads, head_dim)
+        output[first : first + size] = attended[:, :, :shared].reshape(size, heads, head_dim)
 
     for prefill in paged.prefills:
         keys, values = paged.cache.gather(layer, prefill.slots)
         # Key heads take the batch dimension, the query heads that share one the head dimension (stride 0).
         keys = keys.transpose(0, 1).unsqueeze(1).expand(-1, shared, -1, -1)
         values = values.transpose(0, 1).unsqueeze(1).expand(-1, shared, -1, -1)
-        for first, count, width, positions in prefill.tiles:
+        for first, size, rows, _start, width in prefill.tiles:
             attended = scaled_dot_product_attention(
-                pad(queries[:, :, first : first + count], (0, 0, 0, positions.shape[0] - count)),
+                pad(queries[:, :, first : first + size], (0, 0, 0, rows - size)),
                 keys[:, :, :width],
                 values[:, :, :width],
                 attn_mask=next(masks),
                 scale=scaling,
             )
-            rows = attended[:, :, :count].permute(2, 0, 1, 3)
-            output[first : first + count] = rows.reshape(count, heads, head_dim)
+            by_token = attended[:, :, :size].permute(2, 0, 1, 3)
+            output[first : first + size] = by_token.reshape(size, heads, head_dim)
     return output.unsqueeze(0), None
 
 

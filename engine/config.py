@@ -95,6 +95,12 @@ class SchedulerConfig:
         return self.enable_priority_scheduling and not self.disable_priority_preemption
 
     @property
+    def min_free_slots(self) -> int:
+        """Free slots below which new requests wait while others run; 0: never. SGLang takes 1 for 0."""
+        wanted = min(self.min_free_slots_delay or 0, self.max_running_requests)
+        return wanted if wanted > 1 else 0
+
+    @property
     def num_pages(self) -> int:
         """Pages of the KV pool."""
         return self.max_total_tokens // self.page_size
@@ -153,7 +159,6 @@ _POSITIVE = (
     "truncation_align_size",
     "waiting_queue_prefix_match_max",
     "waiting_prefix_refresh_interval",
-    "clip_max_new_tokens",
     "new_token_ratio_decay_steps",
     "prefill_delayer_max_delay_passes",
     "prefill_delayer_max_prefill_bs_window_size",
@@ -171,8 +176,10 @@ def _check(config: SchedulerConfig) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{name}={value}: must be greater than 0")
-    if config.retract_decode_steps < 0:
-        raise ConfigError(f"retract_decode_steps={config.retract_decode_steps}: must not be negative")
+    for name in ("retract_decode_steps", "clip_max_new_tokens", "prefill_max_requests"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"{name}={value}: must not be negative")
     if config.num_pages < 1:
         raise ConfigError(
             f"max_total_tokens={config.max_total_tokens}: the pool holds no page of page_size={config.page_size}"

@@ -70,7 +70,7 @@ def _gate(view: View, config: SchedulerConfig, batch_is_full: bool) -> str | Non
         return "queue_empty"
     running = len(view.running)
     slots = allocatable(config, running, view.free_rows)
-    if config.min_free_slots_delay is not None and running > 0 and slots < config.min_free_slots_delay:
+    if running > 0 and slots < config.min_free_slots:
         return "min_free_slots_delay"
     if slots <= 0 and not config.priority_preemption:
         return "no_slot"

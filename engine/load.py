@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 from rich.table import Table
-
+from rich.text import Text
 from schedscope.engine import tokens
 from schedscope.engine.errors import ServerError, UsageError
 from schedscope.engine.trace import TraceRow, prompt_tokens, scale_row
@@ -29,7 +29,10 @@ DEFAULT_VOCAB_SIZE = 1000
 CONNECT_SECONDS = 10.0
 SEND_SECONDS = 2.0
 """Longest that a request which can't be written delays the arrivals behind it."""
+MAX_EXAMPLE_CHARS = 300
 OK = "ok"
+
+_JSON_TYPE = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +77,8 @@ class Spread:
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         ranked = sorted(values)
-        return cls(
-            len(ranked),
-            math.fsum(ranked) / len(ranked),
-            *(_percentile(ranked, share) for share in (0.5, 0.9, 0.99)),
-            ranked[-1],
-        )
+        p50, p90, p99 = (_percentile(ranked, share) for share in (0.5, 0.9, 0.99))
+        return cls(len(ranked), math.fsum(ranked) / len(ranked), p50, p90, p99, ranked[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +149,371 @@ class LoadReport:
         }
 
     def render(self) -> Table:
-        """The report as a table."""
-        pace = f"{self.speed:g}x" if self.speed else "all at once"
-        lengths = "" if self.scale == 1 else f", lengths scaled by {self.scale:.4g}"
-        table = Table(title=f"{self.url}: {self.requests} requests, {pace}{lengths}", title_justify="left")
-        table.add_column("")
-        for name in ("p50", "p90", "p99", "max", "mean"):
-            table.add_column(name, justify="right")
-        for name, spread in (
-            ("time to first token", self.ttft),
-            ("end to end", self.e2e),
-            ("between tokens", self.inter_token),
-            ("sent late", self.lateness),
-        ):
+        """The report for a terminal."""
+        pace = f"{self.speed:g} x the trace's pace" if self.speed else "all at once"
+        lengths = "" if self.scale == 1 else f", lengths x {self.scale:.4g}"
+        title = Text(f"{self.model} at {self.url}: {pace}{lengths}")
+        times = Table(title=title, title_justify="left")
+        for name in ("", "p50", "p90", "p99", "max", "mean"):
+            times.add_column(name, justify="right" if name else "left")
+        rows = {
+            "time to first token": self.ttft,
+            "end to end": self.e2e,
+            "between tokens": self.inter_token,
+            **({"sent late by": self.lateness} if self.speed else {}),
+        }
+        for name, spread in rows.items():
             values = (spread.p50, spread.p90, spread.p99, spread.max, spread.mean)
-            table.add_row(name, *(_seconds(value) if spread.count else "-" for value in values))
-        table.add_section()
-        table.add_row("completed", f"{self.completed} of {self.requests} in {_seconds(self.duration)}")
-        table.add_row("prefix cache hits", f"{self.hit_rate:.1%} of {self.prompt_tokens} prompt tokens")
-        table.add_row("output", f"{self.completion_tokens / max(self.duration, 1e-9):.1f} tokens/s")
+            times.add_row(name, *(_seconds(value) if spread.count else "-" for value in values))
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("completed", f"{self.completed} of {self.requests} in {_seconds(self.duration)}")
+        facts.add_row("prefix cache", f"{self.hit_rate:.1%} of {self.prompt_tokens} prompt tokens")
+        facts.add_row("output", f"{self.completion_tokens / max(self.duration, 1e-9):.1f} tokens/s")
         for failure in self.failures:
-            table.add_row(f"[red]{failure.status}[/red]", f"{failure.count} x", escape(failure.example))
-        return table
+            facts.add_row(f"failed: {failure.status}", Text(f"{failure.count} x, such as: {failure.example}"))
+        report = Table.grid()
+        report.add_row(times)
+        report.add_row(facts)
+        return report
+
+
+async def run_load(
+    rows: Sequence[TraceRow],
+    *,
+    url: str,
+    speed: float = 1.0,
+    requests: int | None = None,
+    scale: float = 1.0,
+    max_concurrency: int | None = None,
+    vocab_size: int | None = None,
+    rid_prefix: str = RID_PREFIX,
+    headers: Mapping[str, str] | None = None,
+    on_outcome: Callable[[Outcome], object] | None = None,
+) -> LoadReport:
+    """Send the first `requests` rows (None: all) to the server at `url` and wait for every answer.
+
+    `speed` divides the trace's times; 0 or infinity sends all at once. Rows of one instant are sent in file
+    order, each written before the next. `max_concurrency` holds arrivals back, which closes the loop: the
+    report's lateness shows by how much. `scale` is `scale_row`'s factor. `vocab_size` None takes
+    DEFAULT_VOCAB_SIZE, or the server's where that is smaller. rids are `rid_prefix-000123`, by file order.
+
+    A request that fails is counted with its status, never fatal. Raises ServerError where nothing like a
+    server answers at `url`, UsageError for options without a meaning.
+    """
+    rows = list(rows if requests is None else rows[: max(0, requests)])
+    if not rows:
+        raise UsageError("no request to send")
+    if math.isnan(speed) or speed < 0:
+        raise UsageError(f"speed must be a number from 0, not {speed}")
+    if max_concurrency is not None and max_concurrency < 1:
+        raise UsageError(f"the concurrency must be at least 1, not {max_concurrency}")
+    scaled = [scale_row(row, scale) for row in rows]
+    async with _client(url, headers) as client:
+        model, known_vocab = await _ask(client, url)
+        vocab_size = min(DEFAULT_VOCAB_SIZE, known_vocab) if vocab_size is None else vocab_size
+        run = _Run(
+            client=client,
+            pace=0.0 if math.isinf(speed) else speed,
+            vocab_size=vocab_size,
+            rid_prefix=rid_prefix,
+            slots=None if max_concurrency is None else asyncio.Semaphore(max_concurrency),
+            on_outcome=on_outcome,
+        )
+        outcomes = await run.send_all(scaled)
+        duration = run.elapsed()
+    return _report(
+        outcomes,
+        url=url,
+        model=model,
+        duration=duration,
+        speed=run.pace,
+        scale=scaled[0].block / rows[0].block,
+        max_concurrency=max_concurrency,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    client: httpx.AsyncClient
+    pace: float
+    vocab_size: int
+    rid_prefix: str
+    slots: asyncio.Semaphore | None
+    on_outcome: Callable[[Outcome], object] | None
+    started: float = field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    async def send_all(self, rows: Sequence[TraceRow]) -> list[Outcome]:
+        """Outcomes in the order of `rows`."""
+        order = sorted(range(len(rows)), key=lambda index: rows[index].timestamp)
+        first = rows[order[0]].timestamp
+        tasks: dict[int, asyncio.Task[Outcome]] = {}
+        self.started = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for index in order:
+                row = rows[index]
+                rid = f"{self.rid_prefix}-{index:06d}"
+                body = _body(row, rid, self.vocab_size)
+                due = (row.timestamp - first) / 1000 / self.pace if self.pace else 0.0
+                await asyncio.sleep(due - self.elapsed())
+                if self.slots is not None:
+                    await self.slots.acquire()
+                written = asyncio.Event()
+                tasks[index] = group.create_task(self._send(rid, body, due, written))
+                await _patiently(written, SEND_SECONDS)
+        return [tasks[index].result() for index in range(len(rows))]
+
+    async def _send(self, rid: str, body: bytes, due: float, written: asyncio.Event) -> Outcome:
+        try:
+            outcome = await _exchange(self.client, rid, body, due, self.elapsed(), written)
+        finally:
+            written.set()
+            if self.slots is not None:
+                self.slots.release()
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+        return outcome
+
+
+class _FinishReason(msgspec.Struct):
+    type: str = "stop"
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    queue_time: float | None = None
+    finish_reason: _FinishReason | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of a chunk; its texts and ids, which repeat everything so far, are skipped."""
+
+    meta_info: _Meta | None = None
+    error: Any = None
+
+
+_CHUNKS = msgspec.json.Decoder(_Chunk)
+
+
+async def _exchange(
+    client: httpx.AsyncClient, rid: str, body: bytes, due: float, sent: float, written: asyncio.Event
+) -> Outcome:
+    """One request and its answer."""
+
+    async def trace(event: str, _: object) -> None:
+        if event.endswith("send_request_body.complete"):
+            written.set()
+
+    started = time.monotonic()
+    ttft, latest = None, started
+    gaps: list[float] = []
+    meta = _Meta()
+
+    def outcome(status: str, error: str | None = None) -> Outcome:
+        return Outcome(
+            rid=rid,
+            due=due,
+            sent=sent,
+            ttft=ttft,
+            e2e=time.monotonic() - started if status == OK else None,
+            gaps=tuple(gaps),
+            prompt_tokens=meta.prompt_tokens,
+            cached_tokens=meta.cached_tokens or 0,
+            completion_tokens=meta.completion_tokens,
+            queue_time=meta.queue_time,
+            status=status,
+            error=error if error is None else error[:MAX_EXAMPLE_CHARS],
+        )
+
+    try:
+        async with client.stream(
+            "POST", "/generate", content=body, headers=_JSON_TYPE, extensions={"trace": trace}
+        ) as response:
+            if response.status_code != 200:
+                return outcome(str(response.status_code), _reason(await response.aread()))
+            async for data in _events(response):
+                if data == b"[DONE]":
+                    continue
+                chunk = _CHUNKS.decode(data)
+                if chunk.error is not None:
+                    return outcome(_error_status(chunk.error), _reason(data))
+                if chunk.meta_info is None:
+                    continue
+                now = time.monotonic()
+                new = chunk.meta_info.completion_tokens - meta.completion_tokens
+                if new > 0:
+                    if ttft is None:
+                        ttft = now - started
+                    else:
+                        gaps += [(now - latest) / new] * new
+                    latest = now
+                meta = chunk.meta_info
+    except httpx.HTTPError as error:
+        return outcome("connection", f"{type(error).__name__}: {error}")
+    except msgspec.DecodeError as error:
+        return outcome("protocol", f"a chunk that is no SGLang answer: {error}")
+    finish = meta.finish_reason
+    if finish is None:
+        return outcome("protocol", "the answer ended before the request did")
+    if finish.type == "abort":
+        return outcome(str(finish.status_code or "abort"), finish.message or "aborted")
+    return outcome(OK)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of each server-sent event."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+async def _patiently(written: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(written.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _client(url: str, headers: Mapping[str, str] | None) -> httpx.AsyncClient:
+    """A client with a connection per request: one that the server is closing must not count as a failure."""
+    try:
+        return httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,
+        )
+    except httpx.InvalidURL as error:
+        raise ServerError(f"{url!r} is no server's address: {error}") from None
+
+
+async def _ask(client: httpx.AsyncClient, url: str) -> tuple[str, int]:
+    """The served model and its vocabulary size, DEFAULT_VOCAB_SIZE where the server doesn't tell."""
+    try:
+        models = await client.get("/v1/models", timeout=CONNECT_SECONDS)
+        info = await client.get("/model_info", timeout=CONNECT_SECONDS)
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise ServerError(f"no server answers at {url}: {reason}") from None
+    if models.status_code != 200:
+        raise ServerError(f"{url} is no SGLang-like server: GET /v1/models gives {models.status_code}")
+    try:
+        model = msgspec.convert(models.json()["data"][0]["id"], str)
+    except (ValueError, LookupError, TypeError):
+        raise ServerError(f"{url} is no SGLang-like server: GET /v1/models names no model") from None
+    try:
+        return model, msgspec.convert(info.json()["vocab_size"], int)
+    except (ValueError, LookupError, TypeError):
+        return model, DEFAULT_VOCAB_SIZE
+
+
+def _body(row: TraceRow, rid: str, vocab_size: int) -> bytes:
+    return msgspec.json.encode(
+        {
+            "rid": rid,
+            "input_ids": tokens.decode(prompt_tokens(row, vocab_size)),
+            "sampling_params": {
+                "max_new_tokens": row.output_length,
+                "ignore_eos": True,
+                "temperature": 0,
+            },
+            "stream": True,
+        }
+    )
+
+
+def _report(
+    outcomes: Sequence[Outcome],
+    *,
+    url: str,
+    model: str,
+    duration: float,
+    speed: float,
+    scale: float,
+    max_concurrency: int | None,
+) -> LoadReport:
+    done = [outcome for outcome in outcomes if outcome.status == OK]
+    return LoadReport(
+        url=url,
+        model=model,
+        requests=len(outcomes),
+        completed=len(done),
+        duration=duration,
+        speed=speed,
+        scale=scale,
+        max_concurrency=max_concurrency,
+        ttft=Spread.of([outcome.ttft for outcome in done if outcome.ttft is not None]),
+        e2e=Spread.of([outcome.e2e for outcome in done if outcome.e2e is not None]),
+        inter_token=Spread.of([gap for outcome in done for gap in outcome.gaps]),
+        lateness=Spread.of([outcome.sent - outcome.due for outcome in outcomes]),
+        prompt_tokens=sum(outcome.prompt_tokens for outcome in done),
+        cached_tokens=sum(outcome.cached_tokens for outcome in done),
+        completion_tokens=sum(outcome.completion_tokens for outcome in done),
+        failures=_failures(outcomes),
+        outcomes=tuple(outcomes),
+    )
+
+
+def _failures(outcomes: Sequence[Outcome]) -> tuple[Failures, ...]:
+    failed: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.status != OK:
+            failed[outcome.status].append(outcome)
+    return tuple(
+        Failures(status, len(same), f"{same[0].rid}: {same[0].error}")
+        for status, same in sorted(failed.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, object]:
+    return {
+        "rid": outcome.rid,
+        "status": outcome.status,
+        "error": outcome.error,
+        "due_s": outcome.due,
+        "sent_s": outcome.sent,
+        "ttft_s": outcome.ttft,
+        "e2e_s": outcome.e2e,
+        "queue_time_s": outcome.queue_time,
+        "prompt_tokens": outcome.prompt_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "completion_tokens": outcome.completion_tokens,
+    }
+
+
+def _reason(body: bytes) -> str:
+    """The message of an error body, in whichever of the usual shapes it comes."""
+    try:
+        value: Any = msgspec.json.decode(body)
+        for name in ("error", "message"):
+            value = value.get(name, value) if isinstance(value, dict) else value
+    except msgspec.DecodeError:
+        value = body.decode(errors="replace")
+    return value if isinstance(value, str) else str(value)
+
+
+def _error_status(error: Any) -> str:
+    """The status that an error inside a stream names."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return str(code or 500)
+
+
+def _percentile(ranked: Sequence[float], share: float) -> float:
+    place = share * (len(ranked) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"

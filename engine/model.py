@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from schedscope.engine import attention
 from schedscope.engine.errors import ConfigError, ServerError
+from torch import Tensor
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Supported values of `architectures` in a checkpoint's config.json."""
@@ -55,9 +54,7 @@ class Model:
         """Bytes of keys and values per position, all layers together."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
-    def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, plan: attention.AttentionPlan
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, plan: attention.AttentionPlan) -> Tensor:
         """Last hidden states, [tokens, hidden], of `input_ids` and `positions`, each [tokens]."""
         body: Any = self.module.get_submodule("model")
         output = body(
@@ -72,9 +69,7 @@ class Model:
         return logits
 
 
-def load_model(
-    path: str | None = None, *, device: str | None = None, dtype: str | None = None, seed: int = 0
-) -> Model:
+def load_model(path: str | None = None, *, device: str | None = None, dtype: str | None = None, seed: int = 0) -> Model:
     """Load a checkpoint folder, or build the small random model.
 
     Args:
@@ -142,8 +137,9 @@ def _device(name: str | None) -> torch.device:
 def _built_in(seed: int) -> Any:
     """A Llama whose weights depend on `seed` alone. Leaves torch's global generator as it was.
 
-    Weights are scaled by their fan-in, so that attention and context matter: with the usual 0.02 the next
-    token would follow from the last one alone.
+    Weights are uniform whole numbers times one factor, which rounds alike on every machine; a normal
+    distribution would not. The factor follows from the fan-in, so that attention and context matter: with
+    the usual deviation of 0.02 the next token would follow from the last one alone.
     """
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
@@ -169,7 +165,8 @@ def _built_in(seed: int) -> Any:
     with torch.no_grad():
         for _, weight in sorted(module.named_parameters()):
             if weight.dim() == 2:
-                weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+                whole = torch.randint(-(2**15), 2**15, weight.shape, generator=generator)
+                weight.copy_(whole * ((3 / weight.shape[1]) ** 0.5 / 2**15))
     return module
 
 

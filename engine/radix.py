@@ -123,8 +123,9 @@ class RadixCache:
         self.disabled = disabled
         self._eviction_key = EVICTION_POLICIES[eviction_policy]
         self._page_bytes = page_size * TOKEN_BYTES
-        self._clock = 0
-        self._next_id = 1
+        self.clock = 0
+        """Logical time: grows with every access, so no two nodes are equally old."""
+        self.next_id = 1
         self.root = Node(0, None, b"", b"", 0)
         self.root.lock_ref = 1
         self.evictable = 0
@@ -314,8 +315,7 @@ class RadixCache:
     def fork(self) -> tuple[RadixCache, dict[int, Node]]:
         """An independent copy, and its nodes by the id they have in both."""
         copy = RadixCache(self.page_size, self.eviction_policy, self.disabled)
-        copy._clock, copy._next_id = self._clock, self._next_id
-        copy.evictable, copy.protected = self.evictable, self.protected
+        copy.clock, copy.next_id = self.clock, self.next_id
         twins: dict[int, Node] = {0: copy.root}
         self._copy_facts(self.root, copy.root)
         for node in self.nodes():
@@ -323,10 +323,21 @@ class RadixCache:
             parent = twins[node.parent.id]
             twin = Node(node.id, parent, node.edge, node.key, node.end)
             self._copy_facts(node, twin)
-            parent.children[node.edge] = twin
+            copy.adopt(twin)
             twins[node.id] = twin
-        copy._leaves = {node_id: twins[node_id] for node_id in self._leaves}
         return copy, twins
+
+    def adopt(self, node: Node) -> None:
+        """Hang up a ready-made node, for copies and checkpoints; parents come first, siblings oldest first."""
+        parent = node.parent
+        assert parent is not None
+        parent.children[node.edge] = node
+        if node.lock_ref:
+            self.protected += len(node)
+        else:
+            self.evictable += len(node)
+        self._update_leaf(parent)
+        self._update_leaf(node)
 
     @staticmethod
     def _copy_facts(node: Node, twin: Node) -> None:
@@ -340,12 +351,12 @@ class RadixCache:
     # ---- inner ---------------------------------------------------------------------------------------------
 
     def _tick(self) -> int:
-        self._clock += _TICK
-        return self._clock
+        self.clock += _TICK
+        return self.clock
 
     def _new_node(self, parent: Node, edge: bytes, key: bytes, end: int) -> Node:
-        node = Node(self._next_id, parent, edge, key, end)
-        self._next_id += 1
+        node = Node(self.next_id, parent, edge, key, end)
+        self.next_id += 1
         node.last_access = self._tick()
         node.creation = self._tick()
         return node

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from schedscope.engine import tokens
 from schedscope.engine.attention import ROW_BLOCK, AttentionPlan, KvCache, Span
 from schedscope.engine.errors import ConfigError, ServerError
 from schedscope.engine.model import Model
 from schedscope.engine.request import SamplingParams
-from schedscope.engine.sampling import sample, token_seed
+from schedscope.engine.sampling import is_greedy, sample, token_seed
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +46,14 @@ class ModelRunner:
 
     Attributes:
         model: The model.
+        cache: The pool, [layers, 2, num_slots, kv_heads, head_dim] in `cache.data`.
         num_slots: Slots of the pool; each holds one position of all layers.
         seed: Seed of requests that bring none. Such requests differ by their rid.
         batch_invariant: Whether forwards are padded so that a token doesn't depend on what else is in the
             batch or on how its prompt was cut into chunks. See `schedscope.engine.attention`.
     """
 
-    def __init__(
-        self, model: Model, *, num_slots: int, seed: int = 0, batch_invariant: bool = True
-    ) -> None:
+    def __init__(self, model: Model, *, num_slots: int, seed: int = 0, batch_invariant: bool = True) -> None:
         """Allocate the pool.
 
         Raises:
@@ -70,7 +68,7 @@ class ModelRunner:
         self.batch_invariant = batch_invariant
         shape = (model.num_layers, 2, num_slots, model.num_kv_heads, model.head_dim)
         try:
-            self._cache = KvCache(torch.zeros(shape, dtype=model.dtype, device=model.device))
+            self.cache = KvCache(torch.zeros(shape, dtype=model.dtype, device=model.device))
         except RuntimeError as error:  # torch has no error of its own for a CPU that is out of memory.
             gib = num_slots * model.bytes_per_slot / 2**30
             raise ServerError(
@@ -95,7 +93,7 @@ class ModelRunner:
         for row in rows:
             self._check(row)
         spans = [Span(row.start, row.end, row.slots) for row in rows]
-        plan = AttentionPlan(spans, self._cache, invariant=self.batch_invariant)
+        plan = AttentionPlan(spans, self.cache, invariant=self.batch_invariant)
         laid_out = [rows[i] for i in plan.order]
         hidden = self.model.hidden_states(*self._inputs(laid_out), plan)
         ends = torch.tensor([row.end - row.start for row in laid_out]).cumsum(0) - 1
@@ -130,6 +128,8 @@ class ModelRunner:
         return self.model.logits(hidden)[:count]
 
     def _seed(self, row: BatchRow) -> int:
+        if is_greedy(row.sampling):
+            return 0
         if row.sampling.seed is not None:
             return token_seed(row.sampling.seed, row.end)
         return token_seed(self.seed, row.end, row.rid)

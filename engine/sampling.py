@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import torch
-from torch import Tensor
-
 from schedscope.engine.request import SamplingParams
+from torch import Tensor
 
 _SEED_BITS = 64
 GREEDY_TEMPERATURE = 1e-6
 """Temperatures below are greedy, as in SGLang."""
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the most probable token is wanted, whatever the seed."""
+    return params.temperature < GREEDY_TEMPERATURE or params.top_k == 1
 
 
 def token_seed(seed: int, position: int, rid: str = "") -> int:
@@ -47,7 +51,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int
     if len(params) != logits.shape[0] or len(seeds) != len(params):
         raise ValueError(f"{logits.shape[0]} rows, {len(params)} params and {len(seeds)} seeds")
     chosen: list[int] = logits.argmax(dim=-1).tolist()
-    rows = [i for i, p in enumerate(params) if p.temperature >= GREEDY_TEMPERATURE]
+    rows = [i for i, p in enumerate(params) if not is_greedy(p)]
     if not rows:
         return chosen
     temperatures = logits.new_tensor([params[i].temperature for i in rows], dtype=torch.float32)

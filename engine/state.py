@@ -51,6 +51,7 @@ class Live:
         "retractions",
         "row",
         "space",
+        "to_finish",
         "tokens",
     )
 
@@ -65,6 +66,8 @@ class Live:
         self.arrival_processed_tokens = 0
         self.retracted = False
         self.finished = False
+        self.to_finish: str | None = None
+        """Why it is to end with its next token: a client's abort."""
         # last look at the cache
         self.prefix_len = 0
         self.matched = 0
@@ -100,7 +103,7 @@ class Live:
         self.output_len += 1
 
 
-class BatchRow(NamedTuple):
+class Member(NamedTuple):
     """A request's part of a forward."""
 
     live: Live
@@ -119,12 +122,12 @@ class Batch(NamedTuple):
 
     kind: str
     """`prefill`, `decode` or `mixed`."""
-    rows: tuple[BatchRow, ...]
+    members: tuple[Member, ...]
 
     @property
     def extend_tokens(self) -> int:
         """Tokens that SGLang counts as processed: all but pure decode rows."""
-        return sum(row.end - row.start for row in self.rows) if self.kind != "decode" else 0
+        return sum(member.end - member.start for member in self.members) if self.kind != "decode" else 0
 
 
 class SchedulerState:
@@ -137,8 +140,7 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.policy = resolve_policy(config)
-        self.cache = RadixCache(config.page_size, config.radix_eviction_policy, config.disable_radix_cache)
-        self.pool = KVPool(config.num_pages, config.page_size)
+        self.forget_cache()
         self.queue: list[Live] = []
         self.running: list[Live] = []
         self.chunked: Live | None = None
@@ -154,9 +156,20 @@ class SchedulerState:
             seeded(config.random_seed) if config.schedule_policy == "random" else None
         )
         self.delayer = DelayerState()
+        self.last_prefill: list[Live] = []
+        """The prefill of the step before; it joins the running batch at the start of the next one."""
+        self.last_prefill_tokens = 0
+        self.running_extend_tokens = 0
+        """Prefill tokens of the batch that the running batch began as. SGLang adds them again in each decode step."""
         self.prefill_batch_sizes: deque[int] = deque(maxlen=config.prefill_delayer_max_prefill_bs_window_size)
         self.evictions: list[Evicted] = []
         """What was evicted since the list was last emptied."""
+
+    def forget_cache(self) -> None:
+        """Start with an empty prefix cache and a free pool; nobody may hold memory."""
+        config = self.config
+        self.cache = RadixCache(config.page_size, config.radix_eviction_policy, config.disable_radix_cache)
+        self.pool = KVPool(config.num_pages, config.page_size)
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -278,7 +291,7 @@ class SchedulerState:
         batch = self._carry_out(plan, now)
         if plan.negotiation is not None:
             self.delayer = plan.negotiation.next_state
-            observed = plan.attempted_prefill_bs if batch is None else len(batch.rows)
+            observed = plan.attempted_prefill_bs if batch is None else len(batch.members)
             if observed > 0:
                 self.prefill_batch_sizes.append(observed)
         return batch
@@ -316,25 +329,25 @@ class SchedulerState:
             live.prefix_len, live.matched, live.fill_len = looked.prefix_len, looked.matched, looked.fill_len
 
         admitted = plan.admission.admitted
-        chunked = self.chunked
-        members = [chunked if v.result == "CHUNK" else by_rid[v.rid] for v in admitted]
+        if self.chunked is not None:
+            by_rid[self.chunked.rid] = self.chunked
+        joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
-            joining = {id(live) for live in members}
-            self.queue = [live for live in self.queue if id(live) not in joining]
+            rids = {live.rid for live in joining}
+            self.queue = [live for live in self.queue if live.rid not in rids]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now)
         if not admitted:
             return None
         unfinished = plan.admission.chunked_rid
-        self.chunked = next((live for live in members if live is not None and live.rid == unfinished), None)
-        rows = []
-        for live, verdict in zip(members, admitted, strict=True):
-            assert live is not None
+        self.chunked = None if unfinished is None else by_rid[unfinished]
+        members = []
+        for live, verdict in zip(joining, admitted, strict=True):
             self._bind(live, verdict, locks.get(live.rid))
-            rows.append(BatchRow(live, verdict.prefix_len, live.extend_end, False, live is self.chunked))
-        self._allocate(rows)
-        return self._mix(Batch("prefill", tuple(rows)))
+            members.append(Member(live, verdict.prefix_len, live.extend_end, False, live is self.chunked))
+        self._allocate(members)
+        return self._mix(Batch("prefill", tuple(members)))
 
     def _preempt(self, operation: Preempt) -> list[Live]:
         victims = [live for live in self.running if live.rid in operation.rids]
@@ -360,23 +373,26 @@ class SchedulerState:
             for node in self.cache.path(lock):
                 live.row.extend(node.slots)
 
-    def _allocate(self, rows: Sequence[BatchRow]) -> None:
+    def _allocate(self, members: Sequence[Member]) -> None:
         """Slots for a prefill; each request may need one page more than its tokens."""
-        wanted = sum(row.end - row.start for row in rows)
+        wanted = sum(member.end - member.start for member in members)
         if self.config.page_size > 1:
-            wanted += len(rows) * self.config.page_size
+            wanted += len(members) * self.config.page_size
         self.make_room(wanted)
-        for row in rows:
-            self.pool.extend(row.live.row, row.end)
-            row.live.kv_len = row.end
+        for member in members:
+            self.pool.extend(member.live.row, member.end)
+            member.live.kv_len = member.end
 
     def _mix(self, batch: Batch) -> Batch:
         """With mixed chunks the running requests decode in the prefill's forward, if their next tokens fit."""
-        if not self.config.enable_mixed_chunk or not self.running or not self.fits_decode(self.running):
+        if not self.config.enable_mixed_chunk or not self.running:
             return batch
-        rows = self.allocate_decode(self.running)
+        self.running = [live for live in self.running if not live.finished]
+        if not self.running or not self.fits_decode(self.running):
+            return batch
+        decoding = self.allocate_decode(self.running)
         self.running = []
-        return Batch("mixed", (*batch.rows, *rows))
+        return Batch("mixed", (*batch.members, *decoding))
 
     # ---- memory --------------------------------------------------------------------------------------------
 
@@ -455,6 +471,19 @@ class SchedulerState:
         if self.chunked is not None and self.chunked.extend_end > self.chunked.prefix_len:
             self.checkpoint(self.chunked, self.chunked.extend_end)
 
+    def merge_prefill(self) -> None:
+        """The requests prefilled in the last step join the running batch."""
+        joining = [live for live in self.last_prefill if not live.finished and live is not self.chunked]
+        if len(joining) < len(self.last_prefill):
+            self.batch_is_full = False
+        if joining:
+            if not self.running:
+                # SGLang then takes over the prefill batch as it is, and its mark, which is not set.
+                self.running_extend_tokens = self.last_prefill_tokens
+                self.batch_is_full = False
+            self.running += joining
+        self.last_prefill = []
+
     def drop_finished(self) -> None:
         """Requests that ended leave the running batch."""
         left = [live for live in self.running if not live.finished]
@@ -474,13 +503,13 @@ class SchedulerState:
             self.make_room(wanted)
         return self.pool.available >= wanted
 
-    def allocate_decode(self, lives: Sequence[Live]) -> list[BatchRow]:
+    def allocate_decode(self, lives: Sequence[Live]) -> list[Member]:
         """A slot for one more token each."""
         if not self.cache.disabled:
             self.make_room(len(lives) * self.config.page_size)
-        rows = []
+        members = []
         for live in lives:
             self.pool.extend(live.row, live.kv_len + 1)
-            rows.append(BatchRow(live, live.kv_len, live.kv_len + 1, True, False))
+            members.append(Member(live, live.kv_len, live.kv_len + 1, True, False))
             live.kv_len += 1
-        return rows
+        return members

@@ -109,9 +109,7 @@ class _CheckpointTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        text: str = self._inner.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
 

@@ -15,7 +15,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import DelayerState, Report, delayer_slots, local_report, negotiate
 from schedscope.engine.errors import ConfigError, ScenarioError
-from schedscope.engine.ordering import SGLANG_POLICIES
+from schedscope.engine.ordering import POLICIES, SGLANG_POLICIES
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.radix import RadixCache, namespace
 from schedscope.engine.request import Request, SamplingParams
@@ -170,6 +170,8 @@ class _PassScenario:
                 self._finish(batch)
             outcome, batch = self._step()
             seen.append(outcome)
+            if "error" in outcome:
+                break
         if "passes" in self.scenario.expect or passes > 1:
             expect["passes"] = seen
         else:
@@ -314,7 +316,6 @@ class _PassScenario:
         }
         plan = decide(state.view(0.0, self.reports), state.config, state.random_state, state.policy)
         self.outcome.plans.append(plan)
-        decoding = [live.rid for live in state.running]
         seen |= describe_plan(plan)
         error = None
         batch = None
@@ -331,7 +332,8 @@ class _PassScenario:
         seen["running_after"] = [live.rid for live in state.running]
         if self.config.enable_mixed_chunk:
             mixed = batch is not None and batch.kind == "mixed"
-            seen["mixed_decoding"] = [rid for rid in decoding if rid not in seen["preempted"]] if mixed else []
+            members = batch.members if batch is not None and mixed else ()
+            seen["mixed_decoding"] = [member.live.rid for member in members if member.decode]
         seen["evicted"] = sum(evicted.tokens for evicted in state.evictions)
         state.evictions.clear()
         seen["pool_after"] = {
@@ -347,26 +349,30 @@ class _PassScenario:
                 "estimation": verdict.estimation,
                 "delayed_count": verdict.next_state.delayed_count,
                 "skip_first": verdict.next_state.skip_first,
-                "observed_bs": plan.attempted_prefill_bs if batch is None else len(batch.rows),
+                "observed_bs": plan.attempted_prefill_bs if batch is None else len(batch.members),
             }
         return seen, batch
 
     def _finish(self, batch: Batch) -> None:
         """One output token for every prefilled request; an unfinished chunk is stored."""
         state = self.state
-        for row in batch.rows:
-            if row.unfinished:
+        state.processed_tokens += batch.extend_tokens
+        for member in batch.members:
+            if member.unfinished:
                 continue
-            live = row.live
-            if not row.decode:
+            live = member.live
+            if not member.decode:
                 live.append(tokens.decode(self.words.fresh(1))[0])
                 if live.output_len >= live.request.sampling.max_new_tokens:
                     live.finished = True
                     state.release(live, checkpoint=True)
-                    continue
-                state.checkpoint(live, live.extend_end)
-            state.running.append(live)
+                else:
+                    state.checkpoint(live, live.extend_end)
+        state.last_prefill = [member.live for member in batch.members]
+        state.last_prefill_tokens = batch.extend_tokens
         state.stash_chunked()
+        state.merge_prefill()
+        state.drop_finished()
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
@@ -380,8 +386,10 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     seen["active_policy"] = plan.ordering.active
     seen["order"] = [place.request.rid for place in ranked]
     seen["order_head"] = seen["order_tail"] = seen["order"]
-    seen["matched"] = {place.request.rid: place.request.matched for place in ranked}
-    seen["prefix_len"] = {place.request.rid: place.request.prefix_len for place in ranked}
+    # A policy that didn't look leaves old numbers on the requests; they are not this pass's.
+    looked = POLICIES[plan.ordering.active].cache_aware
+    seen["matched"] = {place.request.rid: place.request.matched if looked else 0 for place in ranked}
+    seen["prefix_len"] = {place.request.rid: place.request.prefix_len if looked else 0 for place in ranked}
     seen["deprioritized"] = [place.request.rid for place in ranked if place.duplicate is not None]
     admission = plan.admission
     seen["budget"] = dict(

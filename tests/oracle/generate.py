@@ -240,7 +240,7 @@ class PassMaker:
             maybe(rng, 0.45, lambda v=values: rng.choice(v), config, f"in_batch_prefix_caching_{key}_threshold")
         chunked = profile in ("chunk", "steps") or rng.random() < 0.5
         if chunked:
-            config["chunked_prefill_size"] = rng.choice((32, 64, 128, 256, 512, 2048, spread(rng, 8, 3000)))
+            config["chunked_prefill_size"] = rng.choice((32, 64, 128, 256, 512, 2048, *(spread(rng, 8, 1500) for _ in range(6))))
             # In a mixed batch over several steps the format does not say what decoding requests do.
             if profile != "steps":
                 maybe(rng, 0.3, lambda: True, config, "enable_mixed_chunk")
@@ -447,7 +447,8 @@ class PassMaker:
         if draw < 0.2 and self.profile not in ("pressure", "tree"):
             return
         if self.brief:
-            slack = rng.choice((0.5, 0.8, 1.0, 1.0)) * self.cached + rng.choice((0, 0.05, 0.2, 0.5)) * prompts
+            share = (0.5, 1.0, 2.0, 4.0) if self.profile == "steps" else (0, 0, 0.05, 0.3)
+            slack = rng.choice((0.5, 0.8, 1.0)) * self.cached + rng.choice(share) * prompts
         else:
             slack = rng.choice((0.2, 0.6, 1.0)) * self.cached + rng.choice((0.1, 0.5, 0.9, 1.0, 1.5)) * wanted
         entries = [*self.scenario.get("cache", []), *({"seq": r["input"]} for r in self.scenario.get("running", []))]

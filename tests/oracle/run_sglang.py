@@ -403,11 +403,16 @@ class PassTrace:
 def budgets(adder: PrefillAdder) -> Json:
     """The four budgets as they stand."""
     return {
-        "rem_total_tokens": adder.rem_total_tokens,
-        "cur_rem_tokens": adder.cur_rem_tokens,
+        "rem_total_tokens": rounded(adder.rem_total_tokens),
+        "cur_rem_tokens": rounded(adder.cur_rem_tokens),
         "rem_input_tokens": adder.rem_input_tokens,
         "rem_chunk_tokens": adder.rem_chunk_tokens,
     }
+
+
+def rounded(value: float) -> float:
+    """A number without the noise of floating point."""
+    return round(value, 9)
 
 
 def tracing_adder(trace: PassTrace) -> type[PrefillAdder]:
@@ -465,7 +470,7 @@ def tracing_adder(trace: PassTrace) -> type[PrefillAdder]:
                 **budgets(self),
             }
             if preempted := getattr(self, "_preempted", None):
-                item["preempted"] = preempted
+                item["preempted"] = sorted(preempted)
             self._preempted = []
             trace.admission.append(item)
 
@@ -993,6 +998,10 @@ def decisions(engine: Engine, running_batch: ScheduleBatch) -> Json:
             "admission": trace.admission,
         }
     adder = trace.adder
+    # The preempted are requeued in the order of object hashes; by rid here, so that results can be repeated.
+    preempted = sorted(req.rid for req in (adder.preempt_list if adder is not None else []))
+    waiting = [req.rid for req in scheduler.waiting_queue if req.rid not in preempted]
+    requeued = [rid for rid in preempted if len(scheduler.waiting_queue) > len(waiting)]
     result |= {
         "stop": stop_reason(trace, running_batch),
         "admitted": [
@@ -1000,9 +1009,9 @@ def decisions(engine: Engine, running_batch: ScheduleBatch) -> Json:
             for req in (adder.can_run_list if adder is not None else [])
         ],
         "chunked_req": scheduler.chunked_req.rid if scheduler.chunked_req is not None else None,
-        "preempted": [req.rid for req in (adder.preempt_list if adder is not None else [])],
+        "preempted": preempted,
         "batch_is_full": running_batch.batch_is_full,
-        "waiting_after": [req.rid for req in scheduler.waiting_queue],
+        "waiting_after": waiting + requeued,
         "pool_before": trace.pool_before,
     }
     return result
@@ -1141,7 +1150,7 @@ def delayer_pass(ranks: list[Rank], step: Json, config: Json) -> Json:
         "estimation": first.input_estimation,
         "num_prefillable": first.num_prefillable,
         "wait_forward_passes": first.wait_forward_passes,
-        "wait_seconds": [verdict.wait_seconds for verdict in verdicts],
+        "wait_seconds": [rounded(verdict.wait_seconds) for verdict in verdicts],
         "delayed_count": None if state is None else state.delayed_count,
         "skip_first": ranks[0].delayer.skip_first_delayer,
         "observed_bs": observed,

@@ -1,0 +1,367 @@
+"""The scheduler of one rank: stimuli in, batches out.
+
+`arrive`, `abort`, `step`, `commit` and `idle` are all that ever reaches it, and all a recording needs to keep:
+a second scheduler that gets the same calls does the same, decision by decision. Times and tokens are arguments.
+
+The loop follows SGLang 0.5.23 without overlap: merge, filter, prefill first, else decode, retracting if memory is
+short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.decision import Plan, decide
+from schedscope.engine.delayer import Report
+from schedscope.engine.pool import PoolExhaustedError
+from schedscope.engine.request import Request
+from schedscope.engine.state import Batch, Live, SchedulerState
+from schedscope.engine.tracer import Event, NullTracer, StepRecord, Tracer
+
+
+class Finish(NamedTuple):
+    """Why a request ended."""
+
+    kind: str
+    """`stop`, `length` or `abort`."""
+    detail: Any = None
+    """What matched (token id or text), or a message."""
+
+
+class Ended(NamedTuple):
+    """A request that ended without the model: refused, timed out, aborted while waiting, out of memory."""
+
+    live: Live
+    finish: Finish
+
+
+class Step(NamedTuple):
+    """What a step decided."""
+
+    number: int
+    plan: Plan
+    batch: Batch | None
+    """To compute before `commit`; None: nothing to do."""
+    ended: tuple[Ended, ...]
+
+
+QUEUE_FULL = "The request queue is full."
+OUTRANKED = "The request is aborted by a higher priority request."
+WAITED_TOO_LONG = "Request waiting timeout reached."
+OUT_OF_MEMORY = "Out of memory even after retracting all other requests in the decode batch."
+POOL_EXHAUSTED = "The KV pool could not give what admission had promised to this request."
+PRIORITY_OFF = "Priority scheduling is off on this server; send the request without a priority."
+
+
+class Scheduler:
+    """One rank.
+
+    Args:
+        config: raises ConfigError for a policy that can't run under it.
+        tracer: who is told what happens.
+    """
+
+    def __init__(self, config: SchedulerConfig, tracer: Tracer | None = None) -> None:
+        self.config = config
+        self.state = SchedulerState(config)
+        self.tracer: Tracer = tracer or NullTracer()
+        self.steps = 0
+        self.passes = 0
+        self.lives: dict[str, Live] = {}
+        """Requests that have not ended, by rid."""
+        self._ended: list[Ended] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step could do anything."""
+        state = self.state
+        return bool(state.queue or state.running or state.last_prefill or state.chunked)
+
+    # ---- stimuli -------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request, now: float) -> list[Ended]:
+        """A new request joins the queue. Returns what the queue's limit turned away: it, or another."""
+        live = Live(request, self.state.resolved_priority(request))
+        self.lives[request.rid] = live
+        self.tracer.on_event(Event("arrive", now, request.rid, live.prompt_len, detail=describe_request(request)))
+        self.tracer.on_prompt(live)
+        config = self.config
+        priority_off = config.abort_on_priority_when_disabled and not config.enable_priority_scheduling
+        if priority_off and request.priority is not None:
+            return [self._refuse(live, PRIORITY_OFF, now)]
+        return self._enqueue(live, now)
+
+    def abort(self, rid: str, now: float) -> list[Ended]:
+        """A client takes its request back. One that holds memory ends with its next token or chunk."""
+        live = self.lives.get(rid)
+        if live is None:
+            return []
+        self.tracer.on_event(Event("abort", now, rid))
+        if live in self.state.queue:
+            self.state.queue.remove(live)
+            return [self._end(live, Finish("abort", "Aborted"))]
+        live.to_finish = "Aborted"
+        return []
+
+    def idle(self, now: float) -> None:
+        """There is nothing to do: estimates start afresh."""
+        self.state.new_token_ratio = self.state.first_new_token_ratio
+        self.tracer.on_step(StepRecord(self.steps, now, "idle", None, None, None, ()), self.state)
+        self.steps += 1
+
+    def flush(self, now: float) -> bool:
+        """Forget the prefix cache. False, and nothing done, while requests wait or run."""
+        if self.busy:
+            return False
+        self.tracer.on_event(Event("flush", now))
+        self.state.forget_cache()
+        return True
+
+    def report(self, now: float) -> Report:
+        """What this rank tells the prefill delayer of the others in the step that comes next, at the same `now`."""
+        self._ended += self._prepare(now)
+        plan = decide(self.state.view(now), self.config, self.state.random_state, self.state.policy)
+        assert plan.negotiation is not None, "asked for a report without a prefill delayer"
+        return plan.negotiation.report
+
+    def step(self, now: float, reports: tuple[Report, ...] = ()) -> Step:
+        """Form the next batch.
+
+        Args:
+            now: this rank's clock, seconds.
+            reports: what the other ranks tell the prefill delayer.
+        """
+        state = self.state
+        ended = self._prepare(now)
+        number = self.steps
+        self.steps += 1
+        self.tracer.on_decide()
+        view = state.view(now, reports)
+        plan = decide(view, self.config, state.random_state, state.policy)
+        pass_number = None
+        if plan.ordering is not None:
+            pass_number = self.passes
+            self.passes += 1
+            self.tracer.on_pass(pass_number, view, plan, state.random_state)
+        try:
+            batch = state.apply(plan, now, pass_number)
+        except PoolExhaustedError:
+            batch = None
+            ended += self._give_up_prefill(plan)
+        self._tell_plan(plan, now)
+        retracted: tuple[str, ...] = ()
+        if batch is not None:
+            state.last_prefill = [member.live for member in batch.members]
+            state.last_prefill_tokens = batch.extend_tokens
+            state.processed_tokens += batch.extend_tokens
+        elif state.running:
+            batch, retracted, lost = self._decode(now)
+            ended += lost
+        self._tell_evictions(now)
+        kind = batch.kind if batch is not None else "none"
+        self.tracer.on_step(StepRecord(number, now, kind, plan.gate, pass_number, batch, retracted), state)
+        return Step(number, plan, batch, tuple(ended))
+
+    def commit(
+        self, batch: Batch, sampled: Sequence[int | None], finishes: Mapping[str, Finish], now: float
+    ) -> None:
+        """Take in a batch's tokens: one per row, None where the prompt goes on.
+
+        Args:
+            finishes: why requests end with this token, by rid.
+        """
+        state = self.state
+        for member, token in zip(batch.members, sampled, strict=True):
+            if token is None:
+                continue
+            live = member.live
+            live.append(token)
+            self.tracer.on_output(live, token)
+            if live.output_len == 1:
+                self.tracer.on_event(Event("first_token", now, live.rid))
+            finish = finishes.get(live.rid)
+            if live.to_finish is not None:
+                finish = Finish("abort", live.to_finish)
+            if finish is not None:
+                live.finished = True
+                state.release(live, checkpoint=True)
+                self.tracer.on_event(
+                    Event(
+                        "finish",
+                        now,
+                        live.rid,
+                        live.output_len,
+                        detail={"kind": finish.kind, "detail": finish.detail},
+                    )
+                )
+                self._end(live, finish)
+            elif not member.decode:
+                state.checkpoint(live, live.extend_end)
+                node = live.lock.id if live.lock is not None else None
+                self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
+        self.tracer.on_committed(state)
+
+    def _prepare(self, now: float) -> list[Ended]:
+        """What happens before every decision. Doing it twice at the same time changes nothing."""
+        ended, self._ended = self._ended, []
+        ended += self._time_out(now)
+        ended += self._abort_chunked()
+        self.state.stash_chunked()
+        self.state.merge_prefill()
+        self.state.drop_finished()
+        return ended
+
+    # ---- the queue -----------------------------------------------------------------------------------------
+
+    def _enqueue(self, live: Live, now: float) -> list[Ended]:
+        """Join the queue's tail, if its limit allows. Under priority scheduling the least wanted one goes."""
+        state, config = self.state, self.config
+        refused: list[Ended] = []
+        if config.max_queued_requests is not None and len(state.queue) + 1 > config.max_queued_requests:
+            if not config.enable_priority_scheduling:
+                return [self._refuse(live, QUEUE_FULL, now)]
+            sign = config.priority_sign
+            least = max(state.queue, key=lambda waiting: (sign * waiting.priority, waiting.entry_time))
+            if not sign * live.priority < sign * least.priority:
+                return [self._refuse(live, QUEUE_FULL, now)]
+            state.queue.remove(least)
+            refused.append(self._refuse(least, OUTRANKED, now))
+        state.admit_to_queue(live, now)
+        self.tracer.on_event(Event("queue", now, live.rid))
+        return refused
+
+    def _refuse(self, live: Live, message: str, now: float) -> Ended:
+        self.tracer.on_event(Event("refuse", now, live.rid, detail={"message": message}))
+        return self._end(live, Finish("abort", message))
+
+    def _end(self, live: Live, finish: Finish) -> Ended:
+        live.finished = True
+        self.lives.pop(live.rid, None)
+        self.tracer.on_end(live, finish.kind, finish.detail)
+        return Ended(live, finish)
+
+    def _time_out(self, now: float) -> list[Ended]:
+        limit = self.config.req_waiting_timeout
+        if limit is None:
+            return []
+        late = [live for live in self.state.queue if 0 < live.entry_time < now - limit]
+        ended = []
+        for live in late:
+            self.state.queue.remove(live)
+            self.tracer.on_event(Event("timeout", now, live.rid, detail={"message": WAITED_TOO_LONG}))
+            ended.append(self._end(live, Finish("abort", WAITED_TOO_LONG)))
+        return ended
+
+    def _abort_chunked(self) -> list[Ended]:
+        """A chunked request that its client took back ends between two chunks."""
+        live = self.state.chunked
+        if live is None or live.to_finish is None:
+            return []
+        self.state.release(live, checkpoint=False)
+        self.state.chunked = None
+        return [self._end(live, Finish("abort", live.to_finish))]
+
+    # ---- batches -------------------------------------------------------------------------------------------
+
+    def _give_up_prefill(self, plan: Plan) -> list[Ended]:
+        """Admission promised memory that is not there. SGLang's server dies here; ours ends the batch's requests."""
+        assert plan.admission is not None
+        state = self.state
+        ended = []
+        for verdict in plan.admission.admitted:
+            live = self.lives[verdict.rid]
+            state.release(live, checkpoint=False)
+            ended.append(self._end(live, Finish("abort", POOL_EXHAUSTED)))
+        state.chunked = None
+        return ended
+
+    def _decode(self, now: float) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
+        """One token for every running request; retract some first if memory is short."""
+        state = self.state
+        before = len(state.running)
+        retracted: list[Live] = []
+        ended: list[Ended] = []
+        if state.fits_decode(state.running):
+            config = self.config
+            decay = (state.first_new_token_ratio - state.least_new_token_ratio) / config.new_token_ratio_decay_steps
+            state.new_token_ratio = max(state.new_token_ratio - decay, state.least_new_token_ratio)
+        else:
+            retracted, ended = self._retract(now)
+        if len(state.running) < before:
+            state.batch_is_full = False
+        for live in retracted:
+            ended += self._enqueue(live, now)
+        if not state.running:
+            return None, tuple(live.rid for live in retracted), ended
+        members = state.allocate_decode(state.running)
+        state.processed_tokens += state.running_extend_tokens
+        return Batch("decode", tuple(members)), tuple(live.rid for live in retracted), ended
+
+    def _retract(self, now: float) -> tuple[list[Live], list[Ended]]:
+        """Take memory from the requests with the least output, until the others can decode."""
+        state, config = self.state, self.config
+
+        def worth_keeping(live: Live) -> tuple[int, ...]:
+            length = (live.output_len, -live.prompt_len)
+            if config.retraction_policy == "priority":
+                return (live.priority * -config.priority_sign, *length)
+            return length
+
+        keep = sorted(state.running, key=worth_keeping, reverse=True)
+        retracted: list[Live] = []
+        while (not retracted or not state.fits_decode(keep)) and len(keep) > 1:
+            live = keep.pop()
+            state.retract(live, len(keep) * config.retract_decode_steps)
+            live.retractions += 1
+            retracted.append(live)
+            self.tracer.on_event(Event("retract", now, live.rid, live.output_len))
+        ended = []
+        if len(keep) <= 1 and not state.fits_decode(keep):
+            last = keep.pop()
+            state.retract(last, 0)
+            ended.append(self._end(last, Finish("abort", OUT_OF_MEMORY)))
+        state.running = keep
+        outputs = sum(live.output_len for live in keep)
+        allowed = sum(live.request.sampling.max_new_tokens for live in keep)
+        estimate = (outputs + config.retract_decode_steps * len(keep)) / (allowed + 1)
+        state.new_token_ratio = min(1.0, estimate)
+        return retracted, ended
+
+    # ---- telling -------------------------------------------------------------------------------------------
+
+    def _tell_plan(self, plan: Plan, now: float) -> None:
+        if plan.admission is None:
+            return
+        for rid in plan.admission.preempted:
+            self.tracer.on_event(Event("preempt", now, rid, self.lives[rid].output_len))
+            self.tracer.on_event(Event("queue", now, rid))
+        for verdict in plan.admission.admitted:
+            detail = {"extend": verdict.extend_len, "chunked": verdict.chunked}
+            self.tracer.on_event(Event("admit", now, verdict.rid, verdict.prefix_len, detail=detail))
+
+    def _tell_evictions(self, now: float) -> None:
+        for evicted in self.state.evictions:
+            self.tracer.on_event(Event("evict", now, tokens=evicted.tokens, node=evicted.node.id))
+        self.state.evictions.clear()
+
+
+def describe_request(request: Request) -> dict[str, Any]:
+    """A request's parameters without its prompt, as JSON values."""
+    sampling = request.sampling
+    return {
+        "priority": request.priority,
+        "routing_key": request.routing_key,
+        "extra_key": request.extra_key,
+        "cache_salt": request.cache_salt,
+        "max_new_tokens": sampling.max_new_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": sampling.seed,
+    }
