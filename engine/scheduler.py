@@ -19,6 +19,7 @@ from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request
 from schedscope.engine.state import Batch, Live, SchedulerState
 from schedscope.engine.tracer import Event, NullTracer, StepRecord, Tracer
+from schedscope.engine.view import View
 
 
 class Finish(NamedTuple):
@@ -108,8 +109,9 @@ class Scheduler:
     def idle(self, now: float) -> None:
         """There is nothing to do: estimates start afresh."""
         self.state.new_token_ratio = self.state.first_new_token_ratio
-        self.tracer.on_step(StepRecord(self.steps, now, "idle", None, None, None, ()), self.state)
+        number = self.steps
         self.steps += 1
+        self.tracer.on_step(StepRecord(number, now, "idle", None, None, None, (), ()), self.state)
 
     def flush(self, now: float) -> bool:
         """Forget the prefix cache. False, and nothing done, while requests wait or run."""
@@ -121,8 +123,7 @@ class Scheduler:
 
     def report(self, now: float) -> Report:
         """What this rank tells the prefill delayer of the others in the step that comes next, at the same `now`."""
-        self._ended += self._prepare(now)
-        plan = decide(self.state.view(now), self.config, self.state.random_state, self.state.policy)
+        plan = decide(self.look(now), self.config, self.state.random_state, self.state.policy)
         assert plan.negotiation is not None, "asked for a report without a prefill delayer"
         return plan.negotiation.report
 
@@ -134,11 +135,9 @@ class Scheduler:
             reports: what the other ranks tell the prefill delayer.
         """
         state = self.state
-        ended = self._prepare(now)
-        number = self.steps
-        self.steps += 1
+        view = self.look(now, reports)
+        ended, self._ended = self._ended, []
         self.tracer.on_decide()
-        view = state.view(now, reports)
         plan = decide(view, self.config, state.random_state, state.policy)
         pass_number = None
         if plan.ordering is not None:
@@ -161,7 +160,10 @@ class Scheduler:
             ended += lost
         self._tell_evictions(now)
         kind = batch.kind if batch is not None else "none"
-        self.tracer.on_step(StepRecord(number, now, kind, plan.gate, pass_number, batch, retracted), state)
+        number = self.steps
+        self.steps += 1
+        record = StepRecord(number, now, kind, plan.gate, pass_number, batch, retracted, reports)
+        self.tracer.on_step(record, state)
         return Step(number, plan, batch, tuple(ended))
 
     def commit(
@@ -203,15 +205,14 @@ class Scheduler:
                 self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
         self.tracer.on_committed(state)
 
-    def _prepare(self, now: float) -> list[Ended]:
-        """What happens before every decision. Doing it twice at the same time changes nothing."""
-        ended, self._ended = self._ended, []
-        ended += self._time_out(now)
-        ended += self._abort_chunked()
+    def look(self, now: float, reports: tuple[Report, ...] = ()) -> View:
+        """What the next step, at the same `now`, will decide on. Looking twice changes nothing."""
+        self._ended += self._time_out(now)
+        self._ended += self._abort_chunked()
         self.state.stash_chunked()
         self.state.merge_prefill()
         self.state.drop_finished()
-        return ended
+        return self.state.view(now, reports)
 
     # ---- the queue -----------------------------------------------------------------------------------------
 

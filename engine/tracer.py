@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
+from schedscope.engine.delayer import Report
 from schedscope.engine.state import Batch, Live, SchedulerState
 from schedscope.engine.view import View
 
@@ -56,6 +57,8 @@ class StepRecord(NamedTuple):
     pass_number: int | None
     batch: Batch | None
     retracted: tuple[str, ...]
+    reports: tuple[Report, ...]
+    """What other ranks told the prefill delayer."""
 
 
 class Tracer(Protocol):

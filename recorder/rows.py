@@ -15,9 +15,26 @@ from schedscope.engine.admission import Verdict
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import Key, Ranked
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.view import View
 
 Row = tuple[Any, ...]
+
+
+def state_facts(state: SchedulerState) -> dict[str, Any]:
+    """The columns of `steps` that tell the state in which a step's batch goes to the model."""
+    return {
+        "running": len(state.running),
+        "queue_len": len(state.queue),
+        "available": state.pool.available,
+        "evictable": state.cache.evictable,
+        "protected": state.cache.protected,
+        "pool_size": state.pool.size,
+        "batch_is_full": state.batch_is_full,
+        "batch_is_full_pass": state.batch_is_full_pass,
+        "new_token_ratio": state.new_token_ratio,
+        "processed_tokens": state.processed_tokens,
+    }
 
 
 def decision_rows(number: int, plan: Plan) -> list[Row]:
@@ -80,8 +97,7 @@ def pass_row(
     plan: Plan,
     random_state: RandomState | None,
     digest: str,
-    order_ns: int,
-    admit_ns: int,
+    decide_ns: int,
 ) -> Row:
     """The `passes` row of a pass."""
     assert plan.ordering is not None and plan.admission is not None
@@ -128,8 +144,7 @@ def pass_row(
         None if verdict is None else json.dumps(verdict.report._asdict()),
         len(admission.admitted),
         list(admission.preempted),
-        order_ns,
-        admit_ns,
+        decide_ns,
         digest,
     )
 

@@ -21,7 +21,7 @@ from schedscope.engine.state import Live, SchedulerState
 from schedscope.engine.tracer import Event, StepRecord
 from schedscope.engine.view import View
 from schedscope.recorder.frame import encode_frame
-from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row
+from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row, state_facts
 from schedscope.recorder.sink import Sink
 
 CHECKPOINT_EVERY = 500
@@ -55,7 +55,6 @@ class RunTracer:
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
         self._times: dict[str, dict[str, int]] = {}
         self._last_checkpoint = 0
-        self._reports = ""
 
     def attach(self, scheduler: Scheduler) -> None:
         """Learn whose state checkpoints hold."""
@@ -86,7 +85,7 @@ class RunTracer:
                 detail,
             ),
         )
-        if self._step is None and event.kind in {"arrive", "abort", "flush", "refuse", "queue"}:
+        if self._step is None and event.kind in {"queue", "abort", "flush"}:
             self._flush()
 
     def on_prompt(self, live: Live) -> None:
@@ -126,6 +125,8 @@ class RunTracer:
                 None if detail is None else str(detail),
             ),
         )
+        if self._step is None:
+            self._flush()
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -141,24 +142,12 @@ class RunTracer:
         self._rows.setdefault("decisions", []).extend(rows)
         digest = decision_hash(rows)
         step = self._step_number()
-        # Ordering and admission are one call; their common time stands under ordering.
-        row = pass_row(number, step, self._next_seq(), view, plan, random_state, digest, decided_ns, 0)
+        row = pass_row(number, step, self._next_seq(), view, plan, random_state, digest, decided_ns)
         self._put("passes", row)
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
-        facts = (
-            len(state.running),
-            len(state.queue),
-            state.pool.available,
-            state.cache.evictable,
-            state.cache.protected,
-            state.pool.size,
-            state.batch_is_full,
-            state.batch_is_full_pass,
-            state.new_token_ratio,
-            state.processed_tokens,
-        )
+        facts = tuple(state_facts(state).values())
         self._step = (record, self._clock_ns(), facts)
         if record.batch is None:
             self.on_committed(state)
@@ -186,7 +175,7 @@ class RunTracer:
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),
                 list(record.retracted),
-                record.reports,
+                json.dumps([report._asdict() for report in record.reports]) if record.reports else None,
             ),
         )
         self._step = None

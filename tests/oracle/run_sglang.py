@@ -37,6 +37,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import time
 import traceback
@@ -851,11 +852,11 @@ def run_pass(scenario: Json, config: Json) -> Json:
     )
     CLOCK.now = START_TIME
     with ranks, configured(config):
-        engine = Engine(config, tokens, longest + passes + 8)
         try:
+            engine = Engine(config, tokens, longest + passes + 8)
             engine.build_scheduler()
         except ValueError as error:
-            return {"error": {"type": "ValueError", "contains": str(error)}}
+            return {"error": {"type": "ValueError", "contains": first_clause(error)}}
         running_batch = build_state(engine, scenario, queue)
         rows = engine.set_delayer(delayer) if engine.scheduler.prefill_delayer else []
         with gathering(Gather(rows)):
@@ -973,12 +974,16 @@ def outcome(engine: Engine, running_batch: ScheduleBatch, batch: ScheduleBatch |
 
 def failed_outcome(engine: Engine, running_batch: ScheduleBatch, error: RuntimeError) -> Json:
     """The outcome of a pass in which an allocation failed; any other failure has no place in the format."""
-    message = str(error)
-    if "out of memory" not in message.lower() or engine.trace.adder is None:
+    if "out of memory" not in str(error).lower() or engine.trace.adder is None:
         raise error
     result = decisions(engine, running_batch)
-    result["error"] = {"type": "RuntimeError", "contains": message.split(". ")[0]}
+    result["error"] = {"type": "RuntimeError", "contains": first_clause(error)}
     return result
+
+
+def first_clause(error: Exception) -> str:
+    """The part of a message that says what is wrong, without advice."""
+    return re.split(r"[.;] ", str(error))[0]
 
 
 def decisions(engine: Engine, running_batch: ScheduleBatch) -> Json:

@@ -1,0 +1,275 @@
+"""Frames: rows on their way from a scheduler to its journal.
+
+A frame is a 28-byte header and a msgpack payload. The same bytes go through the socket and into the journal. Both
+parts carry their own checksum, so that a reader can trust a frame's length before it trusts its content: a flipped
+bit costs the one frame it is in, and a journal that ends in the middle of a frame is told from a damaged one. Each
+writer numbers its frames from 0 without a hole; whatever gets lost, and wherever, shows as a missing number.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+Row = tuple[Any, ...]
+Rows = dict[str, list[Row]]
+"""Rows per table, positional as in `schedscope.recorder.schema`, without the rank."""
+
+MARK = b"\xc1SSF"
+"""Begins every frame. 0xc1 occurs neither in UTF-8 nor as a msgpack type."""
+
+_HEADER = struct.Struct("<4sBxHQII")
+"""Mark, kind, passes, ordinal, payload length, payload checksum."""
+_CHECK = struct.Struct("<I")
+"""Checksum of the header before it."""
+HEADER_BYTES = _HEADER.size + _CHECK.size
+
+MAX_PAYLOAD = 2**30
+"""Bytes. Longer frames are refused where they are made."""
+
+_MAX_PASSES = 2**16 - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    ROWS = 0
+    END = 1
+    """The writer is done. Its ordinal is the number of row frames that the writer numbered."""
+    HEAD = 2
+    """First in a journal: whose it is."""
+    HELLO = 3
+    """First on a connection: who writes."""
+
+
+class Header(NamedTuple):
+    """A frame's header."""
+
+    kind: Kind
+    passes: int
+    """Passes recorded in it; more than 65535 count as 65535."""
+    ordinal: int
+    length: int
+    """Of the payload, bytes."""
+    checksum: int
+
+
+class Frame(NamedTuple):
+    """A whole frame with a good checksum."""
+
+    kind: Kind
+    passes: int
+    ordinal: int
+    payload: bytes
+    start: int
+    """Offset of its first byte in what was scanned."""
+    end: int
+    """One past its last."""
+
+
+class Damage(NamedTuple):
+    """Bytes that are no whole frame."""
+
+    start: int
+    end: int
+    ordinal: int | None
+    """Of the frame that was there, if its header is good."""
+    torn: bool
+    """The data ends inside of what may be a frame still being written."""
+
+
+class MalformedRowsError(ValueError):
+    """A payload that doesn't follow the schema. Says table, row and column."""
+
+
+def encode_frame(rows: Mapping[str, Sequence[Row]]) -> bytes:
+    """Pack rows into a frame with ordinal 0. The rows are not checked against the schema here; readers do that.
+
+    Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\\udXXX`. Raises OverflowError for
+    integers beyond 64 bits, TypeError for values that msgpack doesn't know, ValueError beyond `MAX_PAYLOAD`.
+    """
+    try:
+        payload = msgspec.msgpack.encode(rows)
+    except UnicodeEncodeError:
+        payload = msgspec.msgpack.encode(_without_surrogates(rows))
+    passes = rows.get("passes")
+    return pack(Kind.ROWS, payload, passes=len(passes) if passes else 0)
+
+
+def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
+    """A frame of any kind."""
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"a frame of {len(payload)} bytes; at most {MAX_PAYLOAD} fit")
+    return _header(kind, min(passes, _MAX_PASSES), ordinal, len(payload), zlib.crc32(payload)) + payload
+
+
+def stamp(frame: bytes, ordinal: int) -> bytes:
+    """The same frame with its number. Reads and checks the header only."""
+    kind, passes, _, length, checksum = parse_header(frame)
+    return _header(kind, passes, ordinal, length, checksum) + frame[HEADER_BYTES:]
+
+
+def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
+    """The header at an offset. Raises ValueError unless a good one is there."""
+    end = start + _HEADER.size
+    mark, kind, passes, ordinal, length, checksum = _HEADER.unpack_from(data, start)
+    if mark != MARK or _CHECK.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[start:end]):
+        raise ValueError("no frame starts here")
+    return Header(Kind(kind), passes, ordinal, length, checksum)
+
+
+def scan(data: bytes) -> Iterator[Frame | Damage]:
+    """Take data apart, from the front: all of it is covered, in order, by what this yields.
+
+    Only the last item can be torn. Bytes behind a broken header count as damaged up to the next good header, and as
+    torn if there is none: then nobody can say what they were going to be.
+    """
+    start = 0
+    while start < len(data):
+        header = _header_at(data, start)
+        if header is None:
+            found = _next_header(data, start + 1)
+            yield Damage(start, len(data) if found is None else found, None, found is None)
+            if found is None:
+                return
+            start = found
+            continue
+        end = start + HEADER_BYTES + header.length
+        if end > len(data):
+            yield Damage(start, len(data), header.ordinal, True)
+            return
+        payload = data[start + HEADER_BYTES : end]
+        if zlib.crc32(payload) == header.checksum:
+            yield Frame(header.kind, header.passes, header.ordinal, payload, start, end)
+        else:
+            yield Damage(start, end, header.ordinal, False)
+        start = end
+
+
+class FrameReader:
+    """Frames out of a stream of chunks. Holds at most one unfinished frame and a chunk."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an unfinished frame."""
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[tuple[Header, bytes]]:
+        """Take a chunk, give the frames that it completes, with their whole bytes. Payloads are not checked.
+
+        Raises ValueError for anything but frames: a stream can't be damaged, so the other side is not one of us.
+        """
+        self._buffer += chunk
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= HEADER_BYTES:
+            header = parse_header(self._buffer, start)
+            if header.length > MAX_PAYLOAD:
+                raise ValueError(f"a frame of {header.length} bytes; at most {MAX_PAYLOAD} are allowed")
+            end = start + HEADER_BYTES + header.length
+            if end > len(self._buffer):
+                break
+            frames.append((header, bytes(self._buffer[start:end])))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
+def decode(payload: bytes) -> Rows:
+    """The rows of a payload, each checked against the schema: number of values, types, ranges, nulls.
+
+    Raises MalformedRowsError.
+    """
+    try:
+        rows = _decoder().decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedRowsError(_located(str(error))) from None
+    return {table: values for table in rows.__struct_fields__ if (values := getattr(rows, table))}
+
+
+def _header(kind: int, passes: int, ordinal: int, length: int, checksum: int) -> bytes:
+    head = _HEADER.pack(MARK, kind, passes, ordinal, length, checksum)
+    return head + _CHECK.pack(zlib.crc32(head))
+
+
+def _header_at(data: bytes, start: int) -> Header | None:
+    if len(data) - start < HEADER_BYTES:
+        return None
+    try:
+        return parse_header(data, start)
+    except ValueError:
+        return None
+
+
+def _next_header(data: bytes, start: int) -> int | None:
+    while (start := data.find(MARK, start)) >= 0:
+        if _header_at(data, start) is not None:
+            return start
+        start += 1
+    return None
+
+
+def _without_surrogates(value: Any) -> Any:
+    """The same rows with unpaired surrogates spelled out."""
+    if isinstance(value, str):
+        return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
+    if isinstance(value, Mapping):
+        return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+# ---- the schema as a decoder: only readers need it, and only they import Arrow ------------------------------------
+
+
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[Any]:
+    from schedscope.recorder.schema import TABLES
+
+    fields = []
+    for table in TABLES.values():
+        row = tuple[tuple(_python_type(c.type, c.null is not None) for c in table.row)]  # type: ignore[misc]
+        fields.append((table.name, list[row], msgspec.field(default_factory=list)))  # type: ignore[valid-type]
+    return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
+
+
+def _python_type(arrow: Any, nullable: bool) -> Any:
+    int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+    types: dict[str, Any] = {
+        "int32": int32,
+        "int64": Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
+        "double": float,
+        "bool": bool,
+        "string": str,
+        "binary": bytes,
+        "list<item: string>": list[str],
+        "list<item: int32>": list[int32],
+        "list<element: string>": list[str],
+        "list<element: int32>": list[int32],
+    }
+    found = types[str(arrow)]
+    return found | None if nullable else found
+
+
+def _located(text: str) -> str:
+    """msgspec's message with a table and column instead of numbers, where it has them."""
+    from schedscope.recorder.schema import TABLES
+
+    message, _, path = text.partition(" - at `$.")
+    where = re.match(r"(\w+)\[(?:\d+|\.\.\.)\](?:\[(\d+)\])?", path)
+    if where is None or where[1] not in TABLES:
+        return text
+    column = f".{TABLES[where[1]].row[int(where[2])].name}" if where[2] else ""
+    return f"{where[1]}{column}: {message}"
