@@ -81,7 +81,11 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: Request) -> AsyncIterator[Output]:
-        """Run one request; an async generator whose last output has `finish`. Raises RequestError."""
+        """Run one request; an async generator whose last output has `finish`.
+
+        Raises RequestError for a request it can't take, ServerError once it has stopped. Closing it early
+        aborts the request.
+        """
         ...
 
     def abort(self, rid: str) -> None:

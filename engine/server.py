@@ -63,6 +63,7 @@ _BACKLOG = 2048
 _POLL_SECONDS = 0.05
 _OTHER_NAMES = "(other)"
 _STOPPING = "the server is stopping"
+_ENGINE_GONE = "the engine has stopped"
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +289,7 @@ class Frontend:
         away with a status, as long as the client has got nothing yet.
         """
         if not self._engine.is_healthy():
-            raise RefusedError(503, "the engine has stopped")
+            raise RefusedError(503, _ENGINE_GONE)
         for request in call.requests:
             if request.rid in self._in_flight:
                 raise FieldError("rid", f"{request.rid!r} is in flight")
@@ -315,17 +316,20 @@ class Frontend:
         finally:
             for rid in unfinished:
                 self._engine.abort(rid)
-            for request in call.requests:
-                del self._in_flight[request.rid]
-            await _cancelled(*pumps)
+            try:
+                await _cancelled(*pumps)
+            finally:
+                for request in call.requests:
+                    del self._in_flight[request.rid]
 
     async def _pump(self, index: int, request: Request, outputs: asyncio.Queue[tuple[int, Output | Exception]]) -> None:
+        ended = False
         try:
             async for output in self._engine.generate(request):
+                ended = output.finish is not None
                 outputs.put_nowait((index, output))
-                if output.finish is not None:
-                    return
-            raise RuntimeError(f"request {request.rid} ended without a reason")
+            if not ended:
+                raise RuntimeError(f"request {request.rid} ended without a reason")
         except Exception as error:
             outputs.put_nowait((index, error))
 
@@ -614,6 +618,9 @@ def _explained(error: Exception) -> tuple[int, str, str | None]:
         return 400, str(error), None
     if isinstance(error, RefusedError):
         return error.status, str(error), None
+    if isinstance(error, ServerError):
+        log.error("request failed: %s", error)
+        return 503, _ENGINE_GONE, None
     log.error("request failed", exc_info=error)
     return 500, "internal error; the server's log has the details", None
 

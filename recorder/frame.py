@@ -18,6 +18,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+SCHEMA_VERSION = 1
+"""Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
+
 Row = tuple[Any, ...]
 Rows = dict[str, list[Row]]
 """Rows per table, positional as in `schedscope.recorder.schema`, without the rank."""

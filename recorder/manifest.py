@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 import msgspec
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
+from schedscope.recorder.frame import SCHEMA_VERSION
+from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.lock import held
-from schedscope.recorder.schema import SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
 FORMAT = "schedscope.run"
 
 _MAX_NAME = 80
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,23 +44,6 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     before_pass: int | None = None
     """First pass recorded behind it; None: there is none yet."""
     detail: str | None = None
-
-
-class Source(msgspec.Struct, frozen=True):
-    """What was recorded."""
-
-    kind: str
-    """`engine`: schedscope's own; `sglang`: a server with the plugin; ..."""
-    version: str
-
-
-class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a scheduler says about itself when it starts to record."""
-
-    source: Source | None = None
-    config: dict[str, Any] = {}
-    """The scheduler's configuration, plain values only."""
-    model: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,15 +82,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def with_rank(self, rank: int, description: Description) -> Manifest:
         """The manifest with one more rank, as it describes itself."""
         first = not self.ranks
+        config = msgspec.json.decode(_ENCODER.encode(description.config))
         configs = self.rank_configs
-        if not first and description.config != self.config:
-            configs = {**configs, str(rank): description.config}
+        if not first and config != self.config:
+            configs = {**configs, str(rank): config}
         return msgspec.structs.replace(
             self,
             ranks=sorted({*self.ranks, rank}),
             source=self.source or description.source,
             model=self.model or description.model,
-            config=description.config if first else self.config,
+            config=config if first else self.config,
             rank_configs=configs,
         )
 
@@ -129,7 +115,7 @@ def create_run(
     Raises UsageError where the directory can't be made.
     """
     created = (now or datetime.now(UTC)).astimezone(UTC)
-    short = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:_MAX_NAME] or "run"
+    short = re.sub(r"[^A-Za-z0-9_.+-]+", "-", name).strip("-.")[:_MAX_NAME] or "run"
     base = f"{created:%Y%m%d-%H%M%S}-{short}"
     try:
         Path(log_dir).mkdir(parents=True, exist_ok=True)
@@ -141,7 +127,8 @@ def create_run(
             except FileExistsError:
                 count += 1
                 path = Path(log_dir) / f"{base}-{count}"
-        write_manifest(path, Manifest(name=short, created=_iso(created), command=command, schedscope=own_version()))
+        words = None if command is None else [_printable(word) for word in command]
+        write_manifest(path, Manifest(name=short, created=_iso(created), command=words, schedscope=own_version()))
     except OSError as error:
         raise UsageError(f"can't create a run in {log_dir}: {error}") from None
     return path
@@ -178,7 +165,7 @@ def read_manifest(run_dir: Path) -> Manifest:
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
     """Replace the manifest, durably."""
-    write_file(run_dir / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    write_file(run_dir / MANIFEST, msgspec.json.format(_ENCODER.encode(manifest), indent=2) + b"\n")
 
 
 def update_manifest(run_dir: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -219,16 +206,21 @@ def write_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file's content, or a directory's names, durable."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _printable(word: str) -> str:
+    """A command's word without the unpaired surrogates that stand for bytes that are no text."""
+    return word.encode("utf-8", "backslashreplace").decode()
 
 
 def _iso(moment: datetime) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-
-SCHEMA_VERSION = 1
+from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 
 RANK = "rank"
 """First column of every table. Files hold it; frames don't, because a journal belongs to one rank."""
@@ -129,7 +128,10 @@ _STEPS = Table(
         Column("processed_tokens", _INT64, "tokens", "Prefill tokens computed before this step; the clock of hrrn."),
         Column("batch_tokens", _INT64, "tokens", "Tokens that the model computed in this step; 0 if it did not run."),
         Column(
-            "retracted", _STRINGS, None, "rids that decoding had to send back to the queue for lack of memory, in order."
+            "retracted",
+            _STRINGS,
+            None,
+            "rids that decoding had to send back to the queue for lack of memory, in order.",
         ),
         Column(
             "reports",
@@ -266,7 +268,9 @@ _PASSES = Table(
         Column("preempted", _STRINGS, None, "rids of running requests sent back to the queue, in order of release."),
         Column("order_ns", _INT64, "ns", "Time spent sorting."),
         Column("admit_ns", _INT64, "ns", "Time spent in the admission loop."),
-        Column("decision_hash", _STRING, "hex", "Hash of the whole decision: two passes with equal ones decided alike."),
+        Column(
+            "decision_hash", _STRING, "hex", "Hash of the whole decision: two passes with equal ones decided alike."
+        ),
     ),
 )
 
@@ -351,7 +355,9 @@ _DECISIONS = Table(
         ),
         Column("extend_len", _INT64, "tokens", "Tokens to compute in this pass.", "not admitted"),
         Column("chunked", _BOOL, None, "Its prompt is unfinished after this pass."),
-        Column("need", _FLOAT, "tokens", "What the decisive check asked for.", "not looked at, or nothing was compared"),
+        Column(
+            "need", _FLOAT, "tokens", "What the decisive check asked for.", "not looked at, or nothing was compared"
+        ),
         Column("have", _FLOAT, "tokens", "What there was.", "not looked at, or nothing was compared"),
         Column("rem_total", _FLOAT, "tokens", "Memory budget after this verdict.", _NOT_LOOKED_AT),
         Column("cur_rem", _FLOAT, "tokens", "The same without the reserve for outputs.", _NOT_LOOKED_AT),
@@ -492,7 +498,14 @@ def to_markdown() -> str:
 
 
 def _table_markdown(table: Table) -> str:
-    lines = [f"## {table.name}", "", table.doc, "", "| column | type | unit | meaning | null |", "|---|---|---|---|---|"]
+    lines = [
+        f"## {table.name}",
+        "",
+        table.doc,
+        "",
+        "| column | type | unit | meaning | null |",
+        "|---|---|---|---|---|",
+    ]
     for column in table.columns:
         cells = (f"`{column.name}`", _type_name(column.type), column.unit or "", column.doc, column.null or "never")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

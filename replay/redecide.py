@@ -32,6 +32,17 @@ class Redecided(NamedTuple):
     other: Plan
     config: SchedulerConfig
 
+    def moves(self) -> dict[str, tuple[int, int]]:
+        """Requests that stand elsewhere in the queue: recorded place, other place."""
+        recorded, other = _places(self.recorded), _places(self.other)
+        return {rid: (recorded[rid], place) for rid, place in other.items() if recorded.get(rid, place) != place}
+
+
+def _places(plan: Plan) -> dict[str, int]:
+    if plan.ordering is None:
+        return {}
+    return {place.request.rid: after for after, place in enumerate(plan.ordering.ranked)}
+
 
 def decide_again(moment: Moment) -> Plan:
     """The recorded decision, made again."""

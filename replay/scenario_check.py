@@ -12,6 +12,7 @@ from schedscope.replay.scenario_run import run_scenario
 
 SETS = frozenset({"deprioritized", "preempted"})
 TOLERANCE = 1e-6
+LONGEST_VALUE = 160
 _NOTHING = object()
 
 
@@ -24,7 +25,12 @@ class Difference(NamedTuple):
     actual: Any
 
     def __str__(self) -> str:
-        return f"{self.where}: expected {self.expected!r}, got {self.actual!r}"
+        return f"{self.where}: expected {_short(self.expected)}, got {_short(self.actual)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
 class Checked(NamedTuple):
@@ -76,9 +82,8 @@ def _compare_value(wanted: Any, got: Any, path: str) -> Iterator[Difference]:
         yield from compare(wanted, got, path)
     elif isinstance(wanted, list) and isinstance(got, list):
         if len(wanted) != len(got):
-            yield Difference(path, wanted, got)
-            return
-        for i, (item, other) in enumerate(zip(wanted, got, strict=True)):
+            yield Difference(f"{path} length", len(wanted), len(got))
+        for i, (item, other) in enumerate(zip(wanted, got, strict=False)):
             yield from _compare_value(item, other, f"{path}[{i}]")
     elif _is_number(wanted) and _is_number(got):
         if not math.isclose(wanted, got, rel_tol=0, abs_tol=TOLERANCE):

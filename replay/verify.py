@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.rows import decision_hash, decision_rows, pass_row
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
@@ -28,6 +27,11 @@ class Divergence(NamedTuple):
     field: str
     recorded: Any
     replayed: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, with `pass` for `pass_number`."""
+        facts = self._asdict()
+        return {"pass": facts.pop("pass_number"), **facts}
 
     def __str__(self) -> str:
         where = f"pass {self.pass_number}" if self.pass_number is not None else f"step {self.step}"
@@ -154,12 +158,3 @@ class _Grouped:
                 if was != now:
                     return Divergence(rank, number, step, "decisions", old[1], field, was, now)
         return Divergence(rank, number, step, "decisions", None, "rows", len(recorded), len(made))
-
-
-def check_complete(run: Run, rank: int) -> None:
-    """Raise RunFormatError if the rank has gaps: what was dropped can't be re-run."""
-    if run.gaps:
-        raise RunFormatError(
-            f"{run.path}: rank {rank} has {len(run.gaps)} gap(s): records were dropped while recording, "
-            "so the run can be replayed only up to the first of them"
-        )

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedscope.engine import server, tokens
 from schedscope.engine.errors import RequestError, ServerError
-from schedscope.engine.protocol import Engine, Finish, Output
+from schedscope.engine.protocol import Finish, Output
 from schedscope.engine.request import Request
 from schedscope.engine.server import Serving, build_app, serve_app
 
@@ -30,10 +30,10 @@ class EchoEngine:
     """Repeats the prompt's tokens, one per increment; a token is written as a letter.
 
     Special first tokens: HANG never answers, CRASH fails inside, FULL is turned away with 503, MID_CRASH
-    fails after two tokens.
+    fails after two tokens, GONE finds the engine stopped, SILENT ends without a word.
     """
 
-    HANG, CRASH, FULL, MID_CRASH = 901, 902, 903, 904
+    HANG, CRASH, FULL, MID_CRASH, GONE, SILENT = 901, 902, 903, 904, 905, 906
 
     model_name = "echo"
     tokenizer_path = "echo-tokenizer"
@@ -46,6 +46,7 @@ class EchoEngine:
         self.aborted: list[str] = []
         self.healthy = True
         self.flushable = True
+        self._running: set[str] = set()
         self._waiting: dict[str, asyncio.Event] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -54,10 +55,23 @@ class EchoEngine:
         return [ord(letter) % 900 for letter in text]
 
     async def generate(self, request: Request) -> AsyncIterator[Output]:
+        if request.rid in self._running:
+            raise RequestError("is running")
+        self._running.add(request.rid)
         self.seen.append(request)
-        ids = tokens.decode(request.prompt)
+        try:
+            async for output in self._run(request, tokens.decode(request.prompt)):
+                yield output
+        finally:
+            self._running.discard(request.rid)
+
+    async def _run(self, request: Request, ids: list[int]) -> AsyncIterator[Output]:
         if ids[0] == self.CRASH:
             raise ValueError("a secret of the engine")
+        if ids[0] == self.GONE:
+            raise ServerError("a secret of the engine")
+        if ids[0] == self.SILENT:
+            return
         if ids[0] == self.FULL:
             yield self._output(request, (), Finish(kind="abort", message="The queue is full.", status=503))
             return
@@ -74,6 +88,8 @@ class EchoEngine:
             yield self._output(
                 request, (*range(3, index + 4),), Finish(kind="length") if last else None, fresh=index + 3
             )
+        if request.sampling.max_new_tokens == 0:
+            yield self._output(request, (), Finish(kind="length"))
 
     def _output(
         self, request: Request, so_far: tuple[int, ...], finish: Finish | None, fresh: int | None = None
@@ -102,10 +118,6 @@ class EchoEngine:
 
     def is_healthy(self) -> bool:
         return self.healthy
-
-
-def _is_engine(engine: EchoEngine) -> Engine:
-    return engine
 
 
 class ChattyEngine(EchoEngine):
@@ -240,8 +252,8 @@ def test_the_body_s_routing_key_comes_before_the_header_s(engine: EchoEngine, cl
 def test_how_much_is_generated_by_default(
     engine: EchoEngine, client: httpx.Client, limit: dict[str, object], given: int
 ) -> None:
-    with contextlib.suppress(httpx.HTTPError):
-        client.post("/generate", json={"input_ids": [5] * 10, "sampling_params": limit})
+    answer = client.post("/generate", json={"input_ids": [5] * 10, "sampling_params": limit})
+    assert len(answer.json()["output_ids"]) == given
     assert engine.seen[0].sampling.max_new_tokens == given
 
 
@@ -430,9 +442,12 @@ def test_a_full_queue_is_503(client: httpx.Client, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bug_of_the_engine_stays_inside(client: httpx.Client, stream: bool) -> None:
-    answer = client.post("/generate", json={"input_ids": [EchoEngine.CRASH], "stream": stream})
-    assert answer.status_code == 500
+@pytest.mark.parametrize(
+    ("token", "status"), [(EchoEngine.CRASH, 500), (EchoEngine.SILENT, 500), (EchoEngine.GONE, 503)]
+)
+def test_a_bug_of_the_engine_stays_inside(client: httpx.Client, token: int, status: int, stream: bool) -> None:
+    answer = client.post("/generate", json={"input_ids": [token], "stream": stream})
+    assert answer.status_code == status
     assert "secret" not in answer.text
     assert "Traceback" not in answer.text
     assert client.post("/generate", json=ONE).status_code == 200
@@ -488,6 +503,12 @@ def test_a_rid_in_flight_is_refused(client: httpx.Client, engine: EchoEngine) ->
         client.post("/abort_request", json={"rid": "twice"})
     until(lambda: in_flight(client) == 0)
     assert client.post("/generate", json=ONE | {"rid": "twice"}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_rid_is_free_as_soon_as_its_request_is_answered(client: httpx.Client, stream: bool) -> None:
+    for _ in range(20):
+        assert client.post("/generate", json=ONE | {"rid": "again", "stream": stream}).status_code == 200
 
 
 def test_abort_by_rid_answers_the_request(client: httpx.Client) -> None:

@@ -99,9 +99,7 @@ def _cut_gzip(path: Path) -> None:
         ("cut.jsonl.gz", _cut_gzip, "can't be read"),
     ],
 )
-def test_a_file_that_cant_be_read(
-    tmp_path: Path, name: str, prepare: Callable[[Path], object], message: str
-) -> None:
+def test_a_file_that_cant_be_read(tmp_path: Path, name: str, prepare: Callable[[Path], object], message: str) -> None:
     prepare(tmp_path / name)
     with pytest.raises(ScenarioError, match=message):
         read_trace(tmp_path / name)
@@ -123,9 +121,7 @@ def test_scaling_by_one_changes_nothing(row: TraceRow) -> None:
 
 
 @given(st.data(), st.lists(hash_ids, min_size=1, max_size=4).map(tuple), factors, st.integers(500, 200_000))
-def test_sharing_survives_scaling(
-    data: st.DataObject, shared: tuple[int, ...], factor: float, vocab_size: int
-) -> None:
+def test_sharing_survives_scaling(data: st.DataObject, shared: tuple[int, ...], factor: float, vocab_size: int) -> None:
     left, right = (scale_row(data.draw(trace_rows(shared)), factor) for _ in range(2))
     a, b = prompt_tokens(left, vocab_size), prompt_tokens(right, vocab_size)
     assert tokens.length(a) == left.input_length
@@ -166,9 +162,7 @@ def test_blocks_are_the_same_in_every_process() -> None:
 
 
 def test_a_block_too_short_for_its_ids_is_refused() -> None:
-    row = scale_row(
-        TraceRow(timestamp=0, input_length=512, output_length=1, hash_ids=(104_140,)), 1 / BLOCK_TOKENS
-    )
+    row = scale_row(TraceRow(timestamp=0, input_length=512, output_length=1, hash_ids=(104_140,)), 1 / BLOCK_TOKENS)
     assert prompt_tokens(row, 150_000) == tokens.encode([104_143])
     with pytest.raises(ScenarioError, match="scale the trace down less"):
         prompt_tokens(row, 1000)

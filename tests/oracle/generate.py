@@ -206,8 +206,7 @@ class PassMaker:
         if self.rng.random() < 0.85:
             seen = [*scenario.get("cache", []), *({"seq": r["input"]} for r in scenario["waiting_queue"][:4])]
             scenario["probe"] = [
-                {key: entry[key] for key in ("seq", "extra_key", "cache_salt") if key in entry}
-                for entry in seen[:12]
+                {key: entry[key] for key in ("seq", "extra_key", "cache_salt") if key in entry} for entry in seen[:12]
             ]
         return scenario
 
@@ -235,12 +234,14 @@ class PassMaker:
         maybe(rng, 0.06, lambda: True, config, "radix_force_miss")
         chance = 0.95 if profile == "pressure" else 0.5
         maybe(rng, chance, lambda: rng.choice(EVICTION_POLICIES), config, "radix_eviction_policy")
-        for key in ("check", "deprioritize"):
-            values = (-1, 0, 1, 8, 16, 32, 64, 128, 1000, 100000) if key == "check" else (0, 1, 8, 16, 32, 64, 128, 5000)
-            maybe(rng, 0.45, lambda v=values: rng.choice(v), config, f"in_batch_prefix_caching_{key}_threshold")
+        in_batch = (0, 1, 8, 16, 32, 64, 128, 5000)
+        check = lambda: rng.choice((-1, *in_batch))  # noqa: E731
+        maybe(rng, 0.45, check, config, "in_batch_prefix_caching_check_threshold")
+        maybe(rng, 0.45, lambda: rng.choice(in_batch), config, "in_batch_prefix_caching_deprioritize_threshold")
         chunked = profile in ("chunk", "steps") or rng.random() < 0.5
         if chunked:
-            config["chunked_prefill_size"] = rng.choice((32, 64, 128, 256, 512, 2048, *(spread(rng, 8, 1500) for _ in range(6))))
+            round_sizes = (32, 64, 128, 256, 512, 2048)
+            config["chunked_prefill_size"] = rng.choice((rng.choice(round_sizes), spread(rng, 8, 1500)))
             # In a mixed batch over several steps the format does not say what decoding requests do.
             if profile != "steps":
                 maybe(rng, 0.3, lambda: True, config, "enable_mixed_chunk")
@@ -483,7 +484,7 @@ def make_evict(rng: random.Random, name: str) -> Json:
         elif op == "evict":
             ops.append({"evict": rng.choice((1, 1, page, spread(rng, 1, 60), spread(rng, 1, max(2, total))))})
         else:
-            if op == "insert" and rng.random() < 0.85 or not known:
+            if (op == "insert" and rng.random() < 0.85) or not known:
                 space = dict(rng.choice(NAMESPACES)) if namespaced and rng.random() < 0.4 else {}
                 known.append((prefixes.sequence(), space))
                 sequence, space = known[-1]

@@ -66,9 +66,11 @@ time.perf_counter = CLOCK  # before SGLang binds the original, e.g. as a datacla
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
+from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
 from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.managers import prefill_delayer as delayer_module  # noqa: E402
 from sglang.srt.managers import schedule_policy as policy_module  # noqa: E402
+from sglang.srt.managers import scheduler as scheduler_module  # noqa: E402
 from sglang.srt.managers.min_free_slots_delayer import (  # noqa: E402
     MinFreeSlotsDelayer,
     resolve_min_free_slots,
@@ -92,6 +94,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # n
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_parallel  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 Json = dict[str, Any]
 
@@ -445,7 +448,7 @@ def tracing_adder(trace: PassTrace) -> type[PrefillAdder]:
         def preempt_to_schedule(self, req: Req) -> bool:
             trace.looking_at = False
             before = len(self.preempt_list)
-            done = super().preempt_to_schedule(req)
+            done = bool(super().preempt_to_schedule(req))
             if not done:
                 trace.stop = "preempt_failed"
             self._preempted = [r.rid for r in self.preempt_list[before:]]
@@ -495,9 +498,7 @@ class Engine:
         )
         kv = {"dtype": torch.float16, "device": DEVICE, "kvcache": None, "need_sort": False}
         self.allocator = (
-            TokenToKVPoolAllocator(size, **kv)
-            if page_size == 1
-            else PagedTokenToKVPoolAllocator(size, page_size, **kv)
+            TokenToKVPoolAllocator(size, **kv) if page_size == 1 else PagedTokenToKVPoolAllocator(size, page_size, **kv)
         )
         self.tree = UnifiedRadixCache(
             CacheInitParams(
@@ -570,7 +571,7 @@ class Engine:
     def insert(self, entry: Json) -> None:
         """A ``cache`` entry: a request that ran alone and finished with its first output token."""
         check_keys(entry, ("seq", "extra_key", "cache_salt", "priority", "locked"), "cache")
-        given = {key: entry[key] for key in ("extra_key", "cache_salt", "priority") if key in entry}
+        given: Json = {key: entry[key] for key in ("extra_key", "cache_salt", "priority") if key in entry}
         req = self.request({"rid": "cache", "input": entry["seq"], "max_new_tokens": 1, **given})
         self.scheduler._set_or_validate_priority(req)
         self.prefill(req)
@@ -684,8 +685,8 @@ class Engine:
             "kv_shard_widening": 1,
             "dllm_config": None,
             "dynamic_chunk_sizer": None,
-            "disaggregation_mode": DISAGGREGATION_NULL,
-            "spec_algorithm": NO_SPECULATION,
+            "disaggregation_mode": DisaggregationMode.NULL,
+            "spec_algorithm": SpeculativeAlgorithm.from_string(None),
             "require_mlp_sync": False,
             "scheduler_stage_metrics": None,
             "metrics_collector": None,
@@ -700,11 +701,11 @@ class Engine:
             "tp_worker": nothing(model_runner=nothing(attn_backend=None, prefill_aware_swa=False)),
             "metrics_reporter": nothing(enable_metrics=False),
             "grammar_manager": nothing(has_waiting_grammars=lambda: False),
-            "beam_coordinator": nothing(pending_member_rows=lambda batch: 0),
-            "load_inquirer": nothing(_get_num_pending_tokens=lambda chunk_deduct: 0),
-            "ngram_embedding_manager": nothing(prepare_for_forward=lambda batch, chunked_req: batch),
+            "beam_coordinator": nothing(pending_member_rows=lambda _: 0),
+            "load_inquirer": nothing(_get_num_pending_tokens=lambda **_: 0),
+            "ngram_embedding_manager": nothing(prepare_for_forward=lambda batch, **_: batch),
             "dp_attn_adapter": nothing(
-                maybe_prepare_mlp_sync_batch=lambda batch, need_sync: batch,
+                maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
                 maybe_convert_decode_to_extend=lambda batch: batch,
             ),
             "tree_cache": self.tree,
@@ -713,9 +714,7 @@ class Engine:
         }.items():
             setattr(scheduler, name, value)
         threshold = resolve_min_free_slots(config["min_free_slots_delay"], config["max_running_requests"])
-        scheduler.min_free_slots_delayer = (
-            None if threshold is None else MinFreeSlotsDelayer(min_free_slots=threshold)
-        )
+        scheduler.min_free_slots_delayer = None if threshold is None else MinFreeSlotsDelayer(min_free_slots=threshold)
         scheduler.init_running_status()
         scheduler.init_chunked_prefill()
         scheduler.init_schedule_policy()
@@ -727,71 +726,73 @@ class Engine:
         """Put recorders around the calls of a pass whose arguments or results are wanted."""
         scheduler = self.scheduler
         policy = scheduler.policy
-        get_new_batch_prefill = scheduler.get_new_batch_prefill
-        calc_priority = policy.calc_priority
-        determine = policy._determine_active_policy
-        prefix_matches = policy._compute_prefix_matches
-        allocatable = scheduler.get_num_allocatable_reqs
-        observe = delayer_module.PrefillDelayerSinglePassExecutor
+        run_pass: Callable[..., Any] = scheduler.get_new_batch_prefill
+        calc_priority: Callable[..., None] = policy.calc_priority
+        determine_policy: Callable[..., Any] = policy._determine_active_policy
+        prefix_matches: Callable[..., set[str]] = policy._compute_prefix_matches
+        allocatable: Callable[..., int] = scheduler.get_num_allocatable_reqs
 
         def traced_pass(running_batch: ScheduleBatch) -> Any:
             self.trace.pool_before = self.pool()
             self.trace.evicted = 0
             random.seed(self.config["random_seed"])
-            return get_new_batch_prefill(running_batch)
+            return run_pass(running_batch)
 
-        def traced_calc(waiting_queue: list[Req], *args: Any, **kwargs: Any) -> None:
+        def traced_calc_priority(waiting_queue: list[Req], *args: Any, **kwargs: Any) -> None:
             self.trace.matches = {req.rid: (0, 0) for req in waiting_queue}
             with self._recording_matches():
                 calc_priority(waiting_queue, *args, **kwargs)
             self.trace.order = [req.rid for req in waiting_queue]
 
-        def traced_determine(waiting_queue: list[Req]) -> Any:
-            active = determine(waiting_queue)
+        def traced_determine_policy(waiting_queue: list[Req]) -> Any:
+            active = determine_policy(waiting_queue)
             self.trace.active_policy = active.value
             return active
 
-        def traced_matches(*args: Any) -> set[str]:
-            held_back: set[str] = prefix_matches(*args)
+        def traced_prefix_matches(*args: Any) -> set[str]:
+            held_back = prefix_matches(*args)
             self.trace.deprioritized = sorted(held_back)
             return held_back
 
         def traced_allocatable(*args: Any, **kwargs: Any) -> int:
             self.trace.allocatable_asked = True
-            return int(allocatable(*args, **kwargs))
+            return allocatable(*args, **kwargs)
 
         scheduler.get_new_batch_prefill = traced_pass
-        policy.calc_priority = traced_calc
-        policy._determine_active_policy = traced_determine
-        policy._compute_prefix_matches = traced_matches
+        policy.calc_priority = traced_calc_priority
+        policy._determine_active_policy = traced_determine_policy
+        policy._compute_prefix_matches = traced_prefix_matches
         scheduler.get_num_allocatable_reqs = traced_allocatable
         scheduler.get_prefill_adder_class = lambda: tracing_adder(self.trace)
         # Decode stands still between the passes of a scenario.
-        scheduler.update_running_batch = lambda batch: None
-        if (slots := scheduler.min_free_slots_delayer) is not None:
-            should_delay = slots.should_delay
-
-            def traced_should_delay(**kwargs: Any) -> bool:
-                self.trace.slots_delayed = should_delay(**kwargs)
-                return self.trace.slots_delayed
-
-            slots.should_delay = traced_should_delay
+        scheduler.update_running_batch = lambda _: None
+        if scheduler.min_free_slots_delayer is not None:
+            self._wrap_min_free_slots(scheduler.min_free_slots_delayer)
         if scheduler.prefill_delayer is not None:
-            scheduler.pool_stats_observer = None  # made when the pool's size is known
-            make = observe.__init__
-            trace_of = lambda: self.trace  # noqa: E731
+            self._wrap_delayer()
 
-            class TracingExecutor(observe):  # type: ignore[misc, valid-type]
-                def __init__(self, *args: Any, **kwargs: Any) -> None:
-                    make(self, *args, **kwargs)
-                    trace_of().delayer_pass = self
+    def _wrap_min_free_slots(self, delayer: MinFreeSlotsDelayer) -> None:
+        should_delay: Callable[..., bool] = delayer.should_delay
 
-                def finalize(self, **kwargs: Any) -> int:
-                    size = int(super().finalize(**kwargs))
-                    trace_of().observed_bs = size
-                    return size
+        def traced_should_delay(**kwargs: Any) -> bool:
+            self.trace.slots_delayed = should_delay(**kwargs)
+            return self.trace.slots_delayed
 
-            SCHEDULER_MODULE.PrefillDelayerSinglePassExecutor = TracingExecutor
+        delayer.should_delay = traced_should_delay
+
+    def _wrap_delayer(self) -> None:
+        engine = self
+
+        class TracingExecutor(PrefillDelayerSinglePassExecutor):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                engine.trace.delayer_pass = self
+
+            def finalize(self, **kwargs: Any) -> int:
+                engine.trace.observed_bs = super().finalize(**kwargs)
+                return engine.trace.observed_bs
+
+        scheduler_module.PrefillDelayerSinglePassExecutor = TracingExecutor
 
     @contextlib.contextmanager
     def _recording_matches(self) -> Iterator[None]:
@@ -810,9 +811,7 @@ class Engine:
 
     def set_delayer(self, given: Json) -> list[list[int]]:
         """Put the prefill delayer's state in place; returns the other ranks' rows."""
-        check_keys(
-            given, ("skip_first", "delayed_count", "age_ms", "max_prefill_bs", "other_ranks"), "delayer"
-        )
+        check_keys(given, ("skip_first", "delayed_count", "age_ms", "max_prefill_bs", "other_ranks"), "delayer")
         set_delayer_state(self.scheduler.prefill_delayer, given)
         self.scheduler.max_prefill_bs = given.get("max_prefill_bs", 0)
         return [rank_row(rank) for rank in given.get("other_ranks") or []]
@@ -918,6 +917,8 @@ def run_steps(engine: Engine, running_batch: ScheduleBatch, passes: int) -> list
                 plan = scheduler.get_next_batch_to_run(running_batch, last_batch)
         except RuntimeError as error:
             outcomes.append(failed_outcome(engine, before, error))
+            if passes > 1:
+                raise UnsupportedError("allocation failed and not all passes were run") from error
             break
         running_batch, last_batch = plan.running_batch, plan.batch_to_run
         outcomes.append(outcome(engine, running_batch, last_batch))
@@ -1045,7 +1046,7 @@ def run_evict(scenario: Json, config: Json) -> Json:
     longest = 64
     for op in scenario["ops"]:
         check_keys(op, (*operations, "extra_key", "cache_salt", "priority"), "ops")
-        sequence = next((op[name] for name in operations[:4] if name in op), [])
+        sequence: list[Any] = next((op[name] for name in operations[:4] if name in op), [])
         longest = max(longest, len(tokens.sequence(sequence)))
     results: list[Json] = []
     CLOCK.now = START_TIME
@@ -1115,8 +1116,7 @@ def run_delayer(scenario: Json, config: Json) -> Json:
             ranks.append(Rank(delayer, RecentPrefillBatchSizeTracker(window_size=window)))
         for step in scenario["passes"]:
             check_keys(step, ("now", "repeat", "ranks"), "passes")
-            for _ in range(step.get("repeat", 1)):
-                outcomes.append(delayer_pass(ranks, step, config))
+            outcomes.extend(delayer_pass(ranks, step, config) for _ in range(step.get("repeat", 1)))
     return {"passes": outcomes}
 
 
@@ -1137,7 +1137,7 @@ def delayer_pass(ranks: list[Rank], step: Json, config: Json) -> Json:
             except _Gathered as sent:
                 rows.append(sent.row)
     observed = []
-    with gathering(lambda output, local, group: output.copy_(torch.tensor(rows).flatten())):
+    with gathering(lambda output, *_, **__: output.copy_(torch.tensor(rows).flatten())):
         for rank, executor, given in zip(ranks, executors, step["ranks"], strict=True):
             CLOCK.now = float(given.get("now", step.get("now", 0)))
             for _ in range(given.get("calls", 1)):
@@ -1259,13 +1259,6 @@ def main() -> int:
         print(f"{unsupported} scenarios unsupported", file=sys.stderr)
     return 0
 
-
-from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
-from sglang.srt.managers import scheduler as SCHEDULER_MODULE  # noqa: E402
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
-
-DISAGGREGATION_NULL = DisaggregationMode.NULL
-NO_SPECULATION = SpeculativeAlgorithm.from_string(None)
 
 if __name__ == "__main__":
     sys.exit(main())

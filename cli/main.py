@@ -1,0 +1,72 @@
+"""The `schedscope` command. Each sub-command is imported only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+from schedscope.engine.errors import SchedscopeError
+
+app = cyclopts.App(
+    name="schedscope",
+    help="Flight recorder, replay debugger and what-if lab for LLM-serving schedulers.",
+    version_flags=["--version"],
+)
+COMMANDS = {
+    "demo": ("demo:demo", "Serve and record a small workload, replay every pass, and show what to type next."),
+    "record": ("record:record", "Run a server and record every scheduling pass of it."),
+    "serve": ("serve:serve", "Serve a model with schedscope's own engine."),
+    "load": ("load:load", "Send a recorded workload to a server and measure it."),
+    "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
+    "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
+    "runs": ("runs:runs", "List recorded runs."),
+}
+for _name, (_target, _help) in COMMANDS.items():
+    app.command(f"schedscope.cli.{_target}", name=_name, help=_help)
+
+USAGE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except SchedscopeError as error:
+        print(f"schedscope: {error}", file=sys.stderr)
+        return error.exit_code
+    except cyclopts.CycloptsError as error:
+        print(f"schedscope: {_first_line(error)}", file=sys.stderr)
+        print(f"Try: {' '.join(['schedscope', *_command_words(words), '--help'])}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return result if isinstance(result, int) else 0
+
+
+def _first_line(error: cyclopts.CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _command_words(words: Sequence[str]) -> list[str]:
+    """The leading words that name a command, for the hint."""
+    named: list[str] = []
+    for word in words[:2]:
+        if word.startswith("-") or (named and named[0] not in {"replay", "scenario"}):
+            break
+        if not named and word not in app:
+            break
+        named.append(word)
+    return named
+
+
+if __name__ == "__main__":
+    sys.exit(main())

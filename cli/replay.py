@@ -1,0 +1,179 @@
+"""`schedscope replay pass N | all`: re-run what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from schedscope.cli.output import console, errors, print_json
+from schedscope.cli.serve import parse_settings
+from schedscope.engine.errors import DivergenceError, RunNotFoundError
+from schedscope.recorder.run import Run, resolve_run
+from schedscope.replay.describe import heading, pass_table, plan_json, stop_words
+from schedscope.replay.redecide import Redecided, decide_again, redecide
+from schedscope.replay.replayer import Replayer
+from schedscope.replay.verify import Divergence, Verdict, verify
+
+app = App(name="replay", help="Re-run recorded passes and compare them, or decide them differently.")
+
+DIVERGENT = DivergenceError.exit_code
+Switch = Annotated[bool, Parameter(negative="")]
+
+
+@app.command(name="pass")
+def one_pass(
+    number: int,
+    /,
+    *,
+    run: str | None = None,
+    log: Path | None = None,
+    rank: int = 0,
+    policy: str | None = None,
+    setting: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    json: Switch = False,
+) -> int:
+    """Decide one recorded pass again and show it; exit code 3 if it comes out differently.
+
+    Parameters
+    ----------
+    number
+        Number of the pass, from 0.
+    run
+        Path or name of a run; by default the newest.
+    log
+        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
+    rank
+        Which scheduler of the run.
+    policy
+        Decide it under this policy, and show who moves.
+    setting
+        `name=value`: decide it with this scheduler setting.
+    json
+        Print one JSON document instead of a table.
+    """
+    recorded = Run.open(resolve_run(run, log))
+    moment = Replayer(recorded, rank).at(number)
+    if policy is not None or setting:
+        return _show_other(recorded, rank, redecide(moment, policy, parse_settings(setting or [])), json)
+    plan = decide_again(moment)
+    verdict = verify(recorded, rank, start_pass=number, stop_pass=number)
+    if json:
+        body = {**_where(recorded, rank), "pass": number, **plan_json(plan), **_verdict_json(verdict)}
+        print_json("schedscope.replay-pass/1", body)
+    else:
+        console.print(pass_table(plan, title=f"pass {number} of {recorded.path.name}, rank {rank}\n{heading(plan)}"))
+        console.print(f"[bold]Stopped[/]: {stop_words(plan)}.", soft_wrap=True)
+        _print_verdict(verdict)
+    return DIVERGENT if verdict.divergence else 0
+
+
+@app.command(name="all")
+def every_pass(*, run: str | None = None, log: Path | None = None, rank: int | None = None, json: Switch = False) -> int:
+    """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
+
+    Parameters
+    ----------
+    run
+        Path or name of a run; by default the newest.
+    log
+        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
+    rank
+        Only this scheduler of the run.
+    json
+        Print one JSON document instead of text.
+    """
+    recorded = Run.open(resolve_run(run, log))
+    verdicts = verify_run(recorded, rank)
+    divergent = [verdict for verdict in verdicts if verdict.divergence]
+    if json:
+        body = {
+            "run": str(recorded.path),
+            "passes": sum(verdict.passes for verdict in verdicts),
+            "decisions": sum(verdict.decisions for verdict in verdicts),
+            "identical": not divergent,
+            "ranks": [{"rank": v.rank, "passes": v.passes, **_verdict_json(v)} for v in verdicts],
+            "gaps": recorded.gaps_json(),
+        }
+        print_json("schedscope.replay-all/1", body)
+    else:
+        print_verdicts(recorded, verdicts)
+    return DIVERGENT if divergent else 0
+
+
+def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
+    """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
+    ranks = run.ranks if rank is None else [rank]
+    if not ranks:
+        raise RunNotFoundError(f"{run.path}: nothing was recorded in this run")
+    verdicts = []
+    with _progress() as progress:
+        for each in ranks:
+            task = progress.add_task(f"rank {each}", total=run.passes(each).count if each in run.ranks else 0)
+            verdicts.append(verify(run, each, progress=lambda done, task=task: progress.update(task, completed=done)))
+    return verdicts
+
+
+def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
+    """The result of a verification, for people."""
+    for gap in run.gaps:
+        console.print(f"[yellow]gap[/]: {gap}", soft_wrap=True)
+    for verdict in verdicts:
+        what = f"rank {verdict.rank}: {verdict.passes:,} passes, {verdict.decisions:,} decisions"
+        console.print(what, end=": ")
+        _print_verdict(verdict)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+
+
+def _show_other(run: Run, rank: int, both: Redecided, json: bool) -> int:
+    number = both.moment.number
+    asked = f"{both.config.schedule_policy} instead of {both.moment.config.schedule_policy}"
+    if json:
+        body = {
+            **_where(run, rank),
+            "pass": number,
+            "recorded": plan_json(both.recorded),
+            "other": plan_json(both.other),
+            "moved": both.moves(),
+        }
+        print_json("schedscope.replay-other/1", body)
+        return 0
+    if both.other.ordering is None:
+        console.print(f"pass {number} under {asked}: {stop_words(both.other)}.")
+        return 0
+    title = f"pass {number} of {run.path.name}, rank {rank}, decided under {asked}\n{heading(both.other)}"
+    console.print(pass_table(both.other, title=title, compared=both.recorded))
+    console.print(f"[bold]Stopped[/]: {stop_words(both.other)}.", soft_wrap=True)
+    console.print(f"[bold]Recorded[/]: {stop_words(both.recorded)}.", soft_wrap=True)
+    moved = len(both.moves())
+    console.print(f"{moved} of {len(both.moment.view.queue)} requests stand elsewhere in the queue.")
+    return 0
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    if verdict.divergence is None:
+        console.print("[bold green]identical[/]")
+    else:
+        console.print("[bold red]divergent[/]")
+        console.print(f"first difference: {verdict.divergence}", soft_wrap=True, markup=False)
+
+
+def _where(run: Run, rank: int) -> dict[str, Any]:
+    return {"run": str(run.path), "rank": rank}
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    found: Divergence | None = verdict.divergence
+    return {"identical": found is None, "divergence": None if found is None else found.to_json()}

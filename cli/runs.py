@@ -1,0 +1,50 @@
+"""`schedscope runs`: what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+from schedscope.cli.output import console, print_json
+from schedscope.replay.describe import printable
+
+
+def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """List recorded runs, newest first.
+
+    Parameters
+    ----------
+    log
+        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
+    json
+        Print one JSON document instead of a table.
+    """
+    from schedscope.recorder.run import default_log_dir, find_runs
+
+    folder = log or default_log_dir()
+    found = find_runs(folder)
+    if json:
+        print_json("schedscope.runs/1", {"log": str(folder), "runs": [info.to_json() for info in found]})
+        return 0
+    if not found:
+        console.print(f"No runs in {folder}. Record one: schedscope record -- serve", markup=False)
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "created", "status"):
+        table.add_column(name, overflow="fold")
+    for name in ("ranks", "passes", "requests", "size"):
+        table.add_column(name, justify="right")
+    for info in found:
+        table.add_row(
+            printable(info.path.name),
+            info.created,
+            info.status,
+            str(len(info.ranks)),
+            f"{info.passes:,}",
+            f"{info.requests:,}",
+            f"{info.bytes / 1e6:.1f} MB",
+        )
+    console.print(table)
+    return 0

@@ -1,0 +1,104 @@
+"""`schedscope scenario run | check`: play with hand-written queues, and hold the scheduler to what is expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from schedscope.cli.output import console, print_json
+from schedscope.engine.errors import ScenarioError
+from schedscope.replay.describe import heading, pass_table, plan_json, printable, stop_words
+from schedscope.replay.scenario import read_scenarios
+from schedscope.replay.scenario_check import check as check_one
+from schedscope.replay.scenario_run import run_scenario
+
+app = App(name="scenario", help="Run and check hand-written scheduling scenarios.")
+
+DIFFERENT = 1
+SHOWN_DIFFERENCES = 5
+
+
+@app.command
+def run(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Show what the scheduler does with the scenarios of a file.
+
+    Parameters
+    ----------
+    file
+        YAML or JSONL, also .gz; see docs/scenario-format.md.
+    json
+        Print one JSON document instead of tables.
+    """
+    documents = []
+    for placed in read_scenarios([file]):
+        scenario = placed.scenario
+        outcome = run_scenario(scenario)
+        if json:
+            passes = [plan_json(plan) for plan in outcome.plans]
+            documents.append({"id": scenario.id, "title": scenario.title, "passes": passes, "outcome": outcome.expect})
+            continue
+        console.rule(f"{scenario.id}  {printable(scenario.title)}", align="left", style="dim")
+        if "error" in outcome.expect and not outcome.plans:
+            console.print(f"[red]can't be built[/]: {outcome.expect['error']['message']}")
+        for number, plan in enumerate(outcome.plans):
+            title = f"pass {number}"
+            if plan.ordering is not None:
+                console.print(pass_table(plan, title=f"{title}: {heading(plan)}"))
+            console.print(f"[bold]Stopped[/] ({title}): {stop_words(plan)}.", soft_wrap=True)
+        for key, value in outcome.expect.items() if not outcome.plans else ():
+            if key != "error":
+                console.print(f"{key}:")
+                for item in value:
+                    console.print(f"  {item}", soft_wrap=True)
+        if scenario.reason:
+            console.print(f"[dim]{' '.join(scenario.reason.split())}[/]")
+        console.print()
+    if json:
+        print_json("schedscope.scenario-run/1", {"scenarios": documents})
+    return 0
+
+
+@app.command
+def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Compare scenarios with what they expect; exit code 1 if any differs.
+
+    Parameters
+    ----------
+    paths
+        Files (YAML, JSONL, also .gz) and folders of them.
+    json
+        Print one JSON document instead of a line per difference.
+    """
+    if not paths:
+        raise ScenarioError("scenario check: give at least one file or folder")
+    checked = skipped = 0
+    different = []
+    for placed in read_scenarios(list(paths)):
+        result = check_one(placed)
+        if result.skipped:
+            skipped += 1
+            continue
+        checked += 1
+        if not result.differences:
+            continue
+        different.append(result)
+        if not json:
+            for difference in result.differences[:SHOWN_DIFFERENCES]:
+                print(f"{result.where} {result.scenario.id}: {difference}")
+            if (more := len(result.differences) - SHOWN_DIFFERENCES) > 0:
+                print(f"{result.where} {result.scenario.id}: and {more} more")
+    counts = {"checked": checked, "differ": len(different), "not_executable": skipped}
+    if json:
+        found = [
+            {
+                "id": result.scenario.id,
+                "where": result.where,
+                "differences": [d._asdict() for d in result.differences],
+            }
+            for result in different
+        ]
+        print_json("schedscope.scenario-check/1", {**counts, "scenarios": found})
+    else:
+        print(f"{checked} checked, {len(different)} differ, {skipped} not executable")
+    return DIFFERENT if different else 0

@@ -1,0 +1,240 @@
+"""The journal: the frames of a rank that are not sealed yet, one file, only ever appended to.
+
+It can be read while it is written and after its writer was killed, without any repair: what is whole counts. A
+journal starts with a head frame, which says whose it is and which frame number comes next; so a missing frame is
+noticed even at the very start. Files are numbered, and a segment has the number of the journal it was made of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from schedscope.engine.errors import RunFormatError
+from schedscope.recorder.frame import (
+    HEADER_BYTES,
+    MARK,
+    Damage,
+    Frame,
+    Kind,
+    MalformedRowsError,
+    Rows,
+    decode,
+    pack,
+    scan,
+)
+from schedscope.recorder.manifest import Gap, own_version
+from schedscope.recorder.schema import TABLES
+
+SUFFIX = ".journal"
+FORMAT = "schedscope.journal"
+
+BY_PASS = ("passes", "decisions", "steps", "events")
+"""Tables whose rows are looked up by pass. (A checkpoint's pass is one that hasn't been made.)"""
+
+_PASS_POSITION = {name: [column.name for column in TABLES[name].row].index("pass") for name in BY_PASS}
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal says about itself."""
+
+    schema: str = FORMAT
+    version: int = SCHEMA_VERSION
+    schedscope: str = ""
+    rank: int
+    number: int
+    first_frame: int
+    """Number of the frame that comes next in the rank's stream."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a journal holds."""
+
+    path: Path
+    rank: int
+    number: int
+    first_frame: int
+    next_frame: int
+    """Number that the stream goes on with, in the next journal."""
+    rows: Rows = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    """Without a torn tail, which may still be written."""
+    torn: int = 0
+    """Bytes of an unfinished frame at the end."""
+    ended: bool = False
+    """The rank's writer closed: nothing comes behind."""
+
+    @property
+    def pass_range(self) -> tuple[int, int] | None:
+        """First and last pass that any row belongs to; None: no pass."""
+        passes: list[int] = []
+        for table, position in _PASS_POSITION.items():
+            passes += [row[position] for row in self.rows.get(table, ()) if row[position] is not None]
+        return (min(passes), max(passes)) if passes else None
+
+    def torn_gap(self) -> Gap | None:
+        """The torn tail, once it is known that no one writes it any more."""
+        if not self.torn:
+            return None
+        detail = f"{self.torn} bytes of an unfinished frame at the end of {self.path.name}"
+        return Gap(rank=self.rank, reason="torn", frame=self.next_frame, detail=detail)
+
+
+class JournalWriter:
+    """Appends frames to a new journal. Raises OSError, and then has not appended; also if the file exists."""
+
+    def __init__(self, directory: Path, rank: int, number: int, first_frame: int) -> None:
+        self.path = directory / f"{number:08d}{SUFFIX}"
+        self.number = number
+        self.size = 0
+        self.passes = 0
+        """Passes appended."""
+        self.frames = 0
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        head = Head(schedscope=own_version(), rank=rank, number=number, first_frame=first_frame)
+        try:
+            self._write(pack(Kind.HEAD, msgspec.msgpack.encode(head)))
+        except OSError:
+            self.close()
+            self.path.unlink(missing_ok=True)
+            raise
+
+    def append(self, frame: bytes, passes: int) -> None:
+        """Add a whole, numbered frame. It can be read by others when this returns."""
+        self._write(frame)
+        self.frames += 1
+        self.passes += passes
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os.ftruncate(self._fd, self.size)
+            raise
+        self.size += len(data)
+
+
+def read_journal(path: Path) -> Journal:
+    """Read all whole frames of a journal, whatever state it is in.
+
+    Raises FileNotFoundError if it is gone (sealed meanwhile), RunFormatError for a file that is no journal or is
+    of a newer version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunFormatError(f"{path}: can't be read: {error}") from None
+    if not data.startswith(MARK[: len(data)]):
+        raise RunFormatError(f"{path}: not a schedscope journal")
+    items = iter(scan(data))
+    head = next(items, None)
+    rank, number = _named(path)
+    if isinstance(head, Frame) and head.kind is Kind.HEAD:
+        content = _read_head(path, head)
+        return _collect(Journal(path, content.rank, content.number, content.first_frame, content.first_frame), items)
+    journal = Journal(path, rank, number, 0, 0)
+    if head is None:
+        return journal
+    if len(data) < HEADER_BYTES or (isinstance(head, Damage) and head.torn and head.ordinal is not None):
+        journal.torn = len(data)
+        return journal
+    # The head is damaged. Go by the file's name, and by the first frame behind it.
+    rest = list(items)
+    first = next((item.ordinal for item in rest if item.ordinal is not None), 0)
+    journal.first_frame = journal.next_frame = first
+    journal.gaps.append(Gap(rank=rank, reason="corrupt", detail=f"the head of {path.name} is damaged"))
+    return _collect(journal, rest)
+
+
+def _named(path: Path) -> tuple[int, int]:
+    """Rank and number that a journal's path gives it."""
+    rank = path.parent.name.removeprefix("rank=")
+    number = path.name.removesuffix(SUFFIX)
+    if not (rank.isdecimal() and number.isdecimal()):
+        raise RunFormatError(f"{path}: not the name of a journal")
+    return int(rank), int(number)
+
+
+def _read_head(path: Path, frame: Frame) -> Head:
+    try:
+        head = msgspec.msgpack.decode(frame.payload, type=Head)
+    except msgspec.DecodeError as error:
+        raise RunFormatError(f"{path}: not a schedscope journal: {error}") from None
+    if head.version > SCHEMA_VERSION:
+        raise RunFormatError(
+            f"{path}: log version {head.version}, written by schedscope {head.schedscope}; this one, {own_version()}, "
+            f"reads up to version {SCHEMA_VERSION}: upgrade to schedscope>={head.schedscope}"
+        )
+    return head
+
+
+def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
+    """Fold frames into rows, and numbers that are missing into gaps."""
+    damaged = False
+    last_pass: int | None = None
+    open_gaps: list[Gap] = list(journal.gaps)
+    journal.gaps = []
+
+    def lost(reason: str, frame: int | None, frames: int | None, detail: str | None = None) -> None:
+        open_gaps.append(
+            Gap(
+                rank=journal.rank,
+                reason=reason,
+                frame=frame,
+                frames=frames,
+                after_pass=last_pass,
+                detail=detail,
+            )
+        )
+
+    for item in items:
+        if isinstance(item, Damage) and item.torn:
+            journal.torn = item.end - item.start
+            continue
+        if item.ordinal is None:
+            damaged = True
+            continue
+        if item.ordinal < journal.next_frame:
+            continue
+        missing = item.ordinal - journal.next_frame
+        if missing:
+            lost("corrupt" if damaged else "lost", journal.next_frame, missing)
+        damaged = False
+        journal.next_frame = item.ordinal + 1
+        if isinstance(item, Damage):
+            lost("corrupt", item.ordinal, 1)
+            continue
+        if item.kind is Kind.END:
+            journal.next_frame = item.ordinal
+            journal.ended = True
+            continue
+        try:
+            rows = decode(item.payload)
+        except MalformedRowsError as error:
+            lost("malformed", item.ordinal, 1, str(error))
+            continue
+        for table, values in rows.items():
+            journal.rows.setdefault(table, []).extend(values)
+        if passes := rows.get("passes"):
+            first_pass = passes[0][0]
+            journal.gaps += [msgspec.structs.replace(gap, before_pass=first_pass) for gap in open_gaps]
+            open_gaps.clear()
+            last_pass = passes[-1][0]
+    if damaged:
+        lost("corrupt", journal.next_frame, None)
+    journal.gaps += open_gaps
+    return journal
