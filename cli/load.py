@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.progress import Progress
-from schedscope.cli.output import console, errors
+from schedscope.cli.output import console, errors, write_json
 from schedscope.engine.errors import UsageError
 
 ALL_FAILED = 1
@@ -68,7 +68,7 @@ def load(
             )
         )
     if json:
-        console.print_json(data=report.to_json())
+        write_json(report.to_json())
     else:
         console.print(report.render())
-    return 0 if report.succeeded else ALL_FAILED
+    return 0 if report.completed else ALL_FAILED

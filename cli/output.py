@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from schedscope.recorder.manifest import Gap
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many it has."""
@@ -26,4 +28,18 @@ errors = _console(stderr=True)
 
 def print_json(schema: str, body: dict[str, Any]) -> None:
     """One JSON document, with the name and version of its shape first."""
-    sys.stdout.write(json.dumps({"schema": schema, **body}, indent=2, ensure_ascii=False) + "\n")
+    write_json({"schema": schema, **body})
+
+
+def write_json(document: Mapping[str, Any]) -> None:
+    """A document that has its schema already."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def gap_words(gap: Gap) -> str:
+    """What a recording is missing, in a line."""
+    what = "records" if gap.frames is None else f"{gap.frames:,} records"
+    after = "the start" if gap.after_pass is None else f"pass {gap.after_pass}"
+    before = "the end" if gap.before_pass is None else f"pass {gap.before_pass}"
+    detail = f" ({gap.detail})" if gap.detail else ""
+    return f"rank {gap.rank}: {what} between {after} and {before}: {gap.reason}{detail}"

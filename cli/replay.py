@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from schedscope.cli.output import console, errors, print_json
+from schedscope.cli.output import console, errors, gap_words, print_json
 from schedscope.cli.serve import parse_settings
 from schedscope.engine.errors import DivergenceError, RunNotFoundError
 from schedscope.recorder.run import Run, resolve_run
@@ -94,7 +95,7 @@ def every_pass(*, run: str | None = None, log: Path | None = None, rank: int | N
             "decisions": sum(verdict.decisions for verdict in verdicts),
             "identical": not divergent,
             "ranks": [{"rank": v.rank, "passes": v.passes, **_verdict_json(v)} for v in verdicts],
-            "gaps": recorded.gaps_json(),
+            "gaps": msgspec.to_builtins(recorded.gaps),
         }
         print_json("schedscope.replay-all/1", body)
     else:
@@ -118,7 +119,7 @@ def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
 def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
     """The result of a verification, for people."""
     for gap in run.gaps:
-        console.print(f"[yellow]gap[/]: {gap}", soft_wrap=True)
+        console.print(f"gap: {gap_words(gap)}", style="yellow", markup=False, soft_wrap=True)
     for verdict in verdicts:
         what = f"rank {verdict.rank}: {verdict.passes:,} passes, {verdict.decisions:,} decisions"
         console.print(what, end=": ")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 from schedscope.cli.output import console, print_json
+from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
 from schedscope.replay.describe import printable
 
 
@@ -21,12 +23,10 @@ def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative=""
     json
         Print one JSON document instead of a table.
     """
-    from schedscope.recorder.run import default_log_dir, find_runs
-
     folder = log or default_log_dir()
     found = find_runs(folder)
     if json:
-        print_json("schedscope.runs/1", {"log": str(folder), "runs": [info.to_json() for info in found]})
+        print_json("schedscope.runs/1", {"log": str(folder), "runs": [_json(info) for info in found]})
         return 0
     if not found:
         console.print(f"No runs in {folder}. Record one: schedscope record -- serve", markup=False)
@@ -41,10 +41,14 @@ def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative=""
             printable(info.path.name),
             info.created,
             info.status,
-            str(len(info.ranks)),
+            str(info.ranks),
             f"{info.passes:,}",
             f"{info.requests:,}",
             f"{info.bytes / 1e6:.1f} MB",
         )
     console.print(table)
     return 0
+
+
+def _json(info: RunInfo) -> dict[str, Any]:
+    return {**dataclasses.asdict(info), "path": str(info.path)}

@@ -199,7 +199,8 @@ def _run(
     from schedscope.engine.model import load_model
     from schedscope.engine.server import Serving, build_app, serve_app
     from schedscope.engine.tokenizer import load_tokenizer
-    from schedscope.recorder.manifest import Description, Source, own_version
+    from schedscope.recorder.hello import Description, Source
+    from schedscope.recorder.manifest import own_version
     from schedscope.recorder.sink import open_sink
     from schedscope.recorder.tracer import RunTracer
 

@@ -10,29 +10,31 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import h11
 import httpx
 import msgspec
 from rich.table import Table
 from rich.text import Text
 from schedscope.engine import tokens
 from schedscope.engine.errors import ServerError, UsageError
-from schedscope.engine.trace import TraceRow, prompt_tokens, scale_row
+from schedscope.engine.trace import TraceRow, block_tokens, prompt_tokens, scale_row
 
 SCHEMA = "schedscope.load/1"
 RID_PREFIX = "trace"
 DEFAULT_VOCAB_SIZE = 1000
 """Prompts use token ids below it: few enough for any model, so that the same trace is the same prompts."""
 CONNECT_SECONDS = 10.0
-SEND_SECONDS = 2.0
-"""Longest that a request which can't be written delays the arrivals behind it."""
+MAX_BURST = 256
+"""Requests of one instant that are prepared, with a connection each, before the first is sent."""
 MAX_EXAMPLE_CHARS = 300
 OK = "ok"
 
-_JSON_TYPE = {"content-type": "application/json"}
+_READ_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +194,14 @@ async def run_load(
 ) -> LoadReport:
     """Send the first `requests` rows (None: all) to the server at `url` and wait for every answer.
 
-    `speed` divides the trace's times; 0 or infinity sends all at once. Rows of one instant are sent in file
-    order, each written before the next. `max_concurrency` holds arrivals back, which closes the loop: the
-    report's lateness shows by how much. `scale` is `scale_row`'s factor. `vocab_size` None takes
-    DEFAULT_VOCAB_SIZE, or the server's where that is smaller. rids are `rid_prefix-000123`, by file order.
+    `speed` divides the trace's times; 0 or infinity sends all at once. Rows of one instant are written in
+    file order, back to back. `max_concurrency` holds arrivals back, which closes the loop: the report's
+    lateness shows by how much. `scale` is `scale_row`'s factor. `vocab_size` None takes DEFAULT_VOCAB_SIZE,
+    or the server's where that is smaller. rids are `rid_prefix-000123`, by file order.
 
     A request that fails is counted with its status, never fatal. Raises ServerError where nothing like a
-    server answers at `url`, UsageError for options without a meaning.
+    server answers at `url`, UsageError for options without a meaning, ScenarioError for rows that are scaled
+    down too far.
     """
     rows = list(rows if requests is None else rows[: max(0, requests)])
     if not rows:
@@ -208,24 +211,26 @@ async def run_load(
     if max_concurrency is not None and max_concurrency < 1:
         raise UsageError(f"the concurrency must be at least 1, not {max_concurrency}")
     scaled = [scale_row(row, scale) for row in rows]
-    async with _client(url, headers) as client:
-        model, known_vocab = await _ask(client, url)
-        vocab_size = min(DEFAULT_VOCAB_SIZE, known_vocab) if vocab_size is None else vocab_size
-        run = _Run(
-            client=client,
-            pace=0.0 if math.isinf(speed) else speed,
-            vocab_size=vocab_size,
-            rid_prefix=rid_prefix,
-            slots=None if max_concurrency is None else asyncio.Semaphore(max_concurrency),
-            on_outcome=on_outcome,
-        )
-        outcomes = await run.send_all(scaled)
-        duration = run.elapsed()
+    address = _address(url)
+    model, known_vocab = await _ask(address, headers)
+    vocab_size = min(DEFAULT_VOCAB_SIZE, known_vocab) if vocab_size is None else vocab_size
+    for row in scaled:
+        block_tokens(max(row.hash_ids), row.block, vocab_size)
+    run = _Run(
+        address=address,
+        headers=headers or {},
+        pace=0.0 if math.isinf(speed) else speed,
+        vocab_size=vocab_size,
+        rid_prefix=rid_prefix,
+        slots=None if max_concurrency is None else asyncio.Semaphore(max_concurrency),
+        on_outcome=on_outcome,
+    )
+    outcomes = await run.send_all(scaled)
     return _report(
         outcomes,
         url=url,
         model=model,
-        duration=duration,
+        duration=run.elapsed(),
         speed=run.pace,
         scale=scaled[0].block / rows[0].block,
         max_concurrency=max_concurrency,
@@ -234,47 +239,121 @@ async def run_load(
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    client: httpx.AsyncClient
+    address: httpx.URL
+    headers: Mapping[str, str]
     pace: float
     vocab_size: int
     rid_prefix: str
     slots: asyncio.Semaphore | None
     on_outcome: Callable[[Outcome], object] | None
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
 
     async def send_all(self, rows: Sequence[TraceRow]) -> list[Outcome]:
-        """Outcomes in the order of `rows`."""
-        order = sorted(range(len(rows)), key=lambda index: rows[index].timestamp)
-        first = rows[order[0]].timestamp
+        """Outcomes in the order of `rows`.
+
+        A burst is prepared, connections included, before it is due, and then written in one go: requests of
+        one instant reach the server together, in order, as far as one thread can.
+        """
         tasks: dict[int, asyncio.Task[Outcome]] = {}
+        bursts = self._bursts(rows)
         self.started = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for index in order:
-                row = rows[index]
-                rid = f"{self.rid_prefix}-{index:06d}"
-                body = _body(row, rid, self.vocab_size)
-                due = (row.timestamp - first) / 1000 / self.pace if self.pace else 0.0
-                await asyncio.sleep(due - self.elapsed())
+            for due, burst in bursts:
                 if self.slots is not None:
+                    await self._wait_until(due)
                     await self.slots.acquire()
-                written = asyncio.Event()
-                tasks[index] = group.create_task(self._send(rid, body, due, written))
-                await _patiently(written, SEND_SECONDS)
+                rids = [f"{self.rid_prefix}-{index:06d}" for index in burst]
+                bodies = [_body(rows[index], rid, self.vocab_size) for index, rid in zip(burst, rids, strict=True)]
+                opened = await asyncio.gather(*(_Connection.open(self.address) for _ in burst), return_exceptions=True)
+                await self._wait_until(due)
+                for index, rid, body, connection in zip(burst, rids, bodies, opened, strict=True):
+                    exchange = _Exchange(rid, due, self.elapsed())
+                    if isinstance(connection, _Connection):
+                        connection.post("/generate", self.headers, body)
+                    tasks[index] = group.create_task(self._follow(exchange, connection))
         return [tasks[index].result() for index in range(len(rows))]
 
-    async def _send(self, rid: str, body: bytes, due: float, written: asyncio.Event) -> Outcome:
+    def _bursts(self, rows: Sequence[TraceRow]) -> list[tuple[float, list[int]]]:
+        """Due times, ascending, and the rows of each: of one instant, in file order, at most MAX_BURST.
+
+        With bounded concurrency each row is a burst: its connection is opened once its turn has come.
+        """
+        order = sorted(range(len(rows)), key=lambda index: rows[index].timestamp)
+        first = rows[order[0]].timestamp
+        largest = MAX_BURST if self.slots is None else 1
+        bursts: list[tuple[float, list[int]]] = []
+        for index in order:
+            due = (rows[index].timestamp - first) / 1000 / self.pace if self.pace else 0.0
+            if bursts and bursts[-1][0] == due and len(bursts[-1][1]) < largest:
+                bursts[-1][1].append(index)
+            else:
+                bursts.append((due, [index]))
+        return bursts
+
+    async def _wait_until(self, due: float) -> None:
+        await asyncio.sleep(max(0.0, due - self.elapsed()))
+
+    async def _follow(self, exchange: _Exchange, connection: _Connection | BaseException) -> Outcome:
         try:
-            outcome = await _exchange(self.client, rid, body, due, self.elapsed(), written)
+            outcome = await exchange.follow(connection)
         finally:
-            written.set()
             if self.slots is not None:
                 self.slots.release()
         if self.on_outcome is not None:
             self.on_outcome(outcome)
         return outcome
+
+
+class _Connection:
+    """A connection for one request: one that the server happens to close must not count as a failure."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: httpx.URL) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._address = address
+        self._http = h11.Connection(h11.CLIENT)
+
+    @classmethod
+    async def open(cls, address: httpx.URL) -> _Connection:
+        """Connect. Raises OSError."""
+        secure = address.scheme == "https"
+        port = address.port or (443 if secure else 80)
+        connecting = asyncio.open_connection(address.host, port, ssl=secure or None)
+        return cls(*await asyncio.wait_for(connecting, CONNECT_SECONDS), address)
+
+    def post(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Hand the whole request to the kernel, or what it takes of it; the rest follows by itself."""
+        head = h11.Request(
+            method="POST",
+            target=self._address.path.rstrip("/") + path,
+            headers=[
+                (b"host", self._address.netloc),
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+                *((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
+            ],
+        )
+        parts = [self._http.send(event) for event in (head, h11.Data(data=body), h11.EndOfMessage())]
+        self._writer.write(b"".join(part for part in parts if part))
+
+    async def answer(self) -> AsyncGenerator[h11.Response | h11.Data, None]:
+        """The head of the answer, then its body as it comes. Raises OSError and h11.ProtocolError."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(_READ_BYTES))
+            elif isinstance(event, h11.Response | h11.Data):
+                yield event
+            elif not isinstance(event, h11.InformationalResponse):
+                return
+
+    def close(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
 
 
 class _FinishReason(msgspec.Struct):
@@ -301,110 +380,107 @@ class _Chunk(msgspec.Struct):
 _CHUNKS = msgspec.json.Decoder(_Chunk)
 
 
-async def _exchange(
-    client: httpx.AsyncClient, rid: str, body: bytes, due: float, sent: float, written: asyncio.Event
-) -> Outcome:
-    """One request and its answer."""
+class _Exchange:
+    """One request on its way, and what is known of its answer."""
 
-    async def trace(event: str, _: object) -> None:
-        if event.endswith("send_request_body.complete"):
-            written.set()
+    def __init__(self, rid: str, due: float, sent: float) -> None:
+        self._rid = rid
+        self._due = due
+        self._sent = sent
+        self._started = self._latest = time.monotonic()
+        self._ttft: float | None = None
+        self._gaps: list[float] = []
+        self._meta = _Meta()
 
-    started = time.monotonic()
-    ttft, latest = None, started
-    gaps: list[float] = []
-    meta = _Meta()
+    async def follow(self, connection: _Connection | BaseException) -> Outcome:
+        """Read the answer to its end."""
+        if isinstance(connection, OSError):
+            return self._outcome("connection", _named(connection))
+        if isinstance(connection, BaseException):
+            raise connection
+        try:
+            async with aclosing(connection.answer()) as answer:
+                return await self._read(answer)
+        except (OSError, h11.ProtocolError) as error:
+            return self._outcome("connection", _named(error))
+        except msgspec.DecodeError as error:
+            return self._outcome("protocol", f"a chunk that is no SGLang answer: {error}")
+        finally:
+            connection.close()
 
-    def outcome(status: str, error: str | None = None) -> Outcome:
+    async def _read(self, answer: AsyncIterator[h11.Response | h11.Data]) -> Outcome:
+        head = await anext(answer)
+        parts = (bytes(event.data) async for event in answer if isinstance(event, h11.Data))
+        if isinstance(head, h11.Response) and head.status_code != 200:
+            return self._outcome(str(head.status_code), _reason(b"".join([part async for part in parts])))
+        async for data in _events(parts):
+            if data == b"[DONE]":
+                continue
+            chunk = _CHUNKS.decode(data)
+            if chunk.error is not None:
+                return self._outcome(_error_status(chunk.error), _reason(data))
+            if chunk.meta_info is not None:
+                self._note(chunk.meta_info)
+        finish = self._meta.finish_reason
+        if finish is None:
+            return self._outcome("protocol", "the answer ended before the request did")
+        if finish.type == "abort":
+            return self._outcome(str(finish.status_code or "abort"), finish.message or "aborted")
+        return self._outcome(OK)
+
+    def _note(self, meta: _Meta) -> None:
+        now = time.monotonic()
+        new = meta.completion_tokens - self._meta.completion_tokens
+        if new > 0:
+            if self._ttft is None:
+                self._ttft = now - self._started
+            else:
+                self._gaps += [(now - self._latest) / new] * new
+            self._latest = now
+        self._meta = meta
+
+    def _outcome(self, status: str, error: str | None = None) -> Outcome:
         return Outcome(
-            rid=rid,
-            due=due,
-            sent=sent,
-            ttft=ttft,
-            e2e=time.monotonic() - started if status == OK else None,
-            gaps=tuple(gaps),
-            prompt_tokens=meta.prompt_tokens,
-            cached_tokens=meta.cached_tokens or 0,
-            completion_tokens=meta.completion_tokens,
-            queue_time=meta.queue_time,
+            rid=self._rid,
+            due=self._due,
+            sent=self._sent,
+            ttft=self._ttft,
+            e2e=time.monotonic() - self._started if status == OK else None,
+            gaps=tuple(self._gaps),
+            prompt_tokens=self._meta.prompt_tokens,
+            cached_tokens=self._meta.cached_tokens or 0,
+            completion_tokens=self._meta.completion_tokens,
+            queue_time=self._meta.queue_time,
             status=status,
-            error=error if error is None else error[:MAX_EXAMPLE_CHARS],
+            error=None if error is None else error[:MAX_EXAMPLE_CHARS],
         )
 
-    try:
-        async with client.stream(
-            "POST", "/generate", content=body, headers=_JSON_TYPE, extensions={"trace": trace}
-        ) as response:
-            if response.status_code != 200:
-                return outcome(str(response.status_code), _reason(await response.aread()))
-            async for data in _events(response):
-                if data == b"[DONE]":
-                    continue
-                chunk = _CHUNKS.decode(data)
-                if chunk.error is not None:
-                    return outcome(_error_status(chunk.error), _reason(data))
-                if chunk.meta_info is None:
-                    continue
-                now = time.monotonic()
-                new = chunk.meta_info.completion_tokens - meta.completion_tokens
-                if new > 0:
-                    if ttft is None:
-                        ttft = now - started
-                    else:
-                        gaps += [(now - latest) / new] * new
-                    latest = now
-                meta = chunk.meta_info
-    except httpx.HTTPError as error:
-        return outcome("connection", f"{type(error).__name__}: {error}")
-    except msgspec.DecodeError as error:
-        return outcome("protocol", f"a chunk that is no SGLang answer: {error}")
-    finish = meta.finish_reason
-    if finish is None:
-        return outcome("protocol", "the answer ended before the request did")
-    if finish.type == "abort":
-        return outcome(str(finish.status_code or "abort"), finish.message or "aborted")
-    return outcome(OK)
 
-
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
     rest = b""
-    async for part in response.aiter_bytes():
+    async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
 
 
-async def _patiently(written: asyncio.Event, seconds: float) -> None:
+def _address(url: str) -> httpx.URL:
     try:
-        await asyncio.wait_for(written.wait(), seconds)
-    except TimeoutError:
-        return
-
-
-def _client(url: str, headers: Mapping[str, str] | None) -> httpx.AsyncClient:
-    """A client with a connection per request: one that the server is closing must not count as a failure."""
-    try:
-        return httpx.AsyncClient(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
+        return httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ServerError(f"{url!r} is no server's address: {error}") from None
 
 
-async def _ask(client: httpx.AsyncClient, url: str) -> tuple[str, int]:
+async def _ask(url: httpx.URL, headers: Mapping[str, str] | None) -> tuple[str, int]:
     """The served model and its vocabulary size, DEFAULT_VOCAB_SIZE where the server doesn't tell."""
-    try:
-        models = await client.get("/v1/models", timeout=CONNECT_SECONDS)
-        info = await client.get("/model_info", timeout=CONNECT_SECONDS)
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise ServerError(f"no server answers at {url}: {reason}") from None
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=CONNECT_SECONDS, trust_env=False) as client:
+        try:
+            models = await client.get("/v1/models")
+            info = await client.get("/model_info")
+        except httpx.HTTPError as error:
+            raise ServerError(f"no server answers at {url}: {_named(error)}") from None
     if models.status_code != 200:
         raise ServerError(f"{url} is no SGLang-like server: GET /v1/models gives {models.status_code}")
     try:
@@ -500,6 +576,10 @@ def _reason(body: bytes) -> str:
     except msgspec.DecodeError:
         value = body.decode(errors="replace")
     return value if isinstance(value, str) else str(value)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _error_status(error: Any) -> str:

@@ -380,8 +380,8 @@ class Frontend:
         )
         try:
             await self._whole(Call(requests=(request,), samples=1, single=True, stream=False, rid=None, ignored=()))
-        except (RefusedError, RequestError):
-            log.warning("health probe refused", exc_info=True)
+        except Exception:
+            log.exception("the health probe got no token")
 
     def _count(self, names: Sequence[str]) -> None:
         for name in names:

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +26,7 @@ from schedscope.recorder.hello import Hello
 from schedscope.recorder.lock import Lock, hold
 from schedscope.recorder.manifest import Gap, Manifest, read_manifest, sealed, write_manifest
 from schedscope.recorder.parts import summarize
-from schedscope.recorder.rank_log import Limits, RankLog, seal_journal
+from schedscope.recorder.rank_log import LIMITS, Limits, RankLog, seal_journal
 from schedscope.recorder.sink import record_environment
 
 _CHUNK = 2**20
@@ -84,7 +85,7 @@ class Companion:
         self._sealer = threading.Thread(target=self._seal, name="schedscope-sealer", daemon=True)
 
     @classmethod
-    def start(cls, run_dir: str | Path, limits: Limits = Limits(), grace_s: float = 2.0) -> Companion:
+    def start(cls, run_dir: str | Path, limits: Limits = LIMITS, grace_s: float = 2.0) -> Companion:
         """Listen for schedulers and record them into a run made by `create_run`.
 
         Args:
@@ -97,12 +98,13 @@ class Companion:
         manifest = read_manifest(path)
         if manifest.status == "sealed" or manifest.ranks:
             raise UsageError(f"{path} has been recorded already")
+        lock = hold(path)
+        if lock is None:
+            raise UsageError(f"{path} is being recorded by another process")
         try:
-            lock = hold(path)
-            if lock is None:
-                raise UsageError(f"{path} is being recorded by another process")
             companion = cls(path, manifest, lock, limits, grace_s)
         except OSError as error:
+            lock.release()
             raise UsageError(f"can't record into {path}: {error}") from None
         companion._server.start()
         companion._sealer.start()

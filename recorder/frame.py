@@ -94,9 +94,9 @@ class MalformedRowsError(ValueError):
 
 
 def encode_frame(rows: Mapping[str, Sequence[Row]]) -> bytes:
-    """Pack rows into a frame with ordinal 0. The rows are not checked against the schema here; readers do that.
+    r"""Pack rows into a frame with ordinal 0. The rows are not checked against the schema here; readers do that.
 
-    Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\\udXXX`. Raises OverflowError for
+    Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
     integers beyond 64 bits, TypeError for values that msgpack doesn't know, ValueError beyond `MAX_PAYLOAD`.
     """
     try:
@@ -241,10 +241,10 @@ def _without_surrogates(value: Any) -> Any:
 def _decoder() -> msgspec.msgpack.Decoder[Any]:
     from schedscope.recorder.schema import TABLES
 
-    fields = []
+    fields: list[tuple[str, Any, Any]] = []
     for table in TABLES.values():
-        row = tuple[tuple(_python_type(c.type, c.null is not None) for c in table.row)]  # type: ignore[misc]
-        fields.append((table.name, list[row], msgspec.field(default_factory=list)))  # type: ignore[valid-type]
+        row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
+        fields.append((table.name, list[row], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 
@@ -267,7 +267,7 @@ def _python_type(arrow: Any, nullable: bool) -> Any:
 
 
 def _located(text: str) -> str:
-    """msgspec's message with a table and column instead of numbers, where it has them."""
+    """A message of msgspec with a table and column instead of numbers, where it has them."""
     from schedscope.recorder.schema import TABLES
 
     message, _, path = text.partition(" - at `$.")

@@ -17,6 +17,7 @@ from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.frame import (
     HEADER_BYTES,
     MARK,
+    SCHEMA_VERSION,
     Damage,
     Frame,
     Kind,
@@ -152,11 +153,14 @@ def read_journal(path: Path) -> Journal:
     if len(data) < HEADER_BYTES or (isinstance(head, Damage) and head.torn and head.ordinal is not None):
         journal.torn = len(data)
         return journal
-    # The head is damaged. Go by the file's name, and by the first frame behind it.
+    # The head is damaged. Go by the file's name and by the first frame behind it: if that isn't the one that the
+    # part before ends with, `Parts.gaps` notices.
     rest = list(items)
-    first = next((item.ordinal for item in rest if item.ordinal is not None), 0)
-    journal.first_frame = journal.next_frame = first
-    journal.gaps.append(Gap(rank=rank, reason="corrupt", detail=f"the head of {path.name} is damaged"))
+    numbers = [item.ordinal for item in rest if item.ordinal is not None]
+    if not numbers:
+        journal.gaps.append(Gap(rank=rank, reason="corrupt", detail=f"nothing in {path.name} can be read"))
+        return journal
+    journal.first_frame = journal.next_frame = numbers[0]
     return _collect(journal, rest)
 
 
@@ -183,23 +187,14 @@ def _read_head(path: Path, frame: Frame) -> Head:
 
 
 def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
-    """Fold frames into rows, and numbers that are missing into gaps."""
+    """Fold frames into rows, and numbers that are missing into gaps, with the passes around them."""
     damaged = False
     last_pass: int | None = None
-    open_gaps: list[Gap] = list(journal.gaps)
-    journal.gaps = []
+    open_gaps: list[Gap] = []
 
     def lost(reason: str, frame: int | None, frames: int | None, detail: str | None = None) -> None:
-        open_gaps.append(
-            Gap(
-                rank=journal.rank,
-                reason=reason,
-                frame=frame,
-                frames=frames,
-                after_pass=last_pass,
-                detail=detail,
-            )
-        )
+        gap = Gap(rank=journal.rank, reason=reason, frame=frame, frames=frames, after_pass=last_pass, detail=detail)
+        open_gaps.append(gap)
 
     for item in items:
         if isinstance(item, Damage) and item.torn:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,12 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     before_pass: int | None = None
     """First pass recorded behind it; None: there is none yet."""
     detail: str | None = None
+
+    def may_hold(self, number: int) -> bool:
+        """Whether a pass that isn't recorded could be in it."""
+        return (self.after_pass is None or self.after_pass < number) and (
+            self.before_pass is None or number < self.before_pass
+        )
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +197,7 @@ def sealed(manifest: Manifest, totals: Mapping[int, Mapping[str, int]], gaps: li
     )
 
 
+@cache
 def own_version() -> str:
     """Version of the schedscope that runs."""
     try:

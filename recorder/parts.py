@@ -19,7 +19,8 @@ from schedscope.recorder.segment import Segment
 _TRIES = 1_000
 
 
-class PassRange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PassRange:
     """The recorded passes of a rank."""
 
     count: int
@@ -81,17 +82,17 @@ class Parts:
                 if gap.before_pass is None:
                     unbounded.append(len(gaps))
                 gaps.append(gap if gap.after_pass is not None else msgspec.structs.replace(gap, after_pass=last_pass))
-            next_frame = extent.next_frame
+            next_frame = max(next_frame, extent.next_frame)
             if extent.passes is not None:
                 last_pass = extent.passes[1]
         return gaps
 
     def open_end(self, reason: str) -> Gap:
         """The gap behind the last frame of a rank whose writer didn't close."""
-        last = [extent.next_frame for extent in self._extents()][-1:] or [0]
+        frame = max((extent.next_frame for extent in self._extents()), default=0)
         torn = self.journals[-1].torn_gap() if self.journals else None
         detail = torn.detail if torn is not None else None
-        return Gap(rank=self.rank, reason=reason, frame=last[0], after_pass=self.passes().last, detail=detail)
+        return Gap(rank=self.rank, reason=reason, frame=frame, after_pass=self.passes().last, detail=detail)
 
     def _skipped(self, extent: _Extent, next_frame: int) -> Iterator[Gap]:
         """Frames between a part and the one before it: someone removed files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ class Limits(NamedTuple):
     seconds: float = 60.0
 
 
+LIMITS = Limits()
+
+
 def rank_dir(run_dir: Path, rank: int) -> Path:
     """Where a rank's files are."""
     return run_dir / f"rank={rank}"
@@ -41,7 +45,7 @@ class RankLog:
         run_dir: Path,
         rank: int,
         seal: Callable[[Path], None],
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
@@ -69,7 +73,8 @@ class RankLog:
     def append(self, header: Header, frame: bytes) -> None:
         """Write a frame, rows or the end. Raises OSError; the frame is then lost, and missing by its number."""
         if self._is_full():
-            self._rotate()
+            with contextlib.suppress(OSError):  # the old journal will do until a new one can be made
+                self._rotate()
         self._journal.append(frame, header.passes)
         if header.kind is Kind.END:
             self.ended = True

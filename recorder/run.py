@@ -179,11 +179,9 @@ class Run:
     def _no_pass(self, rank: int, number: int) -> str:
         passes = self.passes(rank)
         has = f"it has passes {passes.first} to {passes.last}" if passes.count else "it has no pass yet"
-        for gap in self.gaps:
-            after = -1 if gap.after_pass is None else gap.after_pass
-            if gap.rank == rank and after < number and (gap.before_pass is None or number < gap.before_pass):
-                has += f"; it may be in the gap behind pass {gap.after_pass} ({gap.reason})"
-        return f"no pass {number} of rank {rank} in run {self.path}; {has}"
+        lost = [gap for gap in self.gaps if gap.rank == rank and gap.may_hold(number)]
+        perhaps = f"; the pass may have been lost ({lost[0].reason})" if lost and number >= 0 else ""
+        return f"no pass {number} of rank {rank} in run {self.path}: {has}{perhaps}"
 
 
 @dataclass(frozen=True, slots=True)

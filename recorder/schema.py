@@ -266,8 +266,7 @@ _PASSES = Table(
         Column("delayer_report", _STRING, "JSON", "What this rank told the others: an object.", _NO_DELAYER),
         Column("admitted", _INT32, "requests", "Requests in the prefill batch, the continuing chunk included."),
         Column("preempted", _STRINGS, None, "rids of running requests sent back to the queue, in order of release."),
-        Column("order_ns", _INT64, "ns", "Time spent sorting."),
-        Column("admit_ns", _INT64, "ns", "Time spent in the admission loop."),
+        Column("decide_ns", _INT64, "ns", "Time spent deciding: sorting and the admission loop."),
         Column(
             "decision_hash", _STRING, "hex", "Hash of the whole decision: two passes with equal ones decided alike."
         ),

@@ -36,6 +36,7 @@ _CAPACITY = 64 * 2**20
 _SEND_BUFFER = 4 * 2**20
 _CONNECT_S = 5.0
 _CLOSE_S = 10.0
+_ENDED = "recording of rank %d ended at frame %d, serving goes on: %s"
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -195,10 +196,11 @@ class CompanionSink:
             self._queued = 0
             self._changed.notify_all()
         _OPEN.discard(self)
+        atexit.unregister(self.close)
         # The thread may be inside a send: this ends it. The socket itself goes with this object.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        log.warning("recording of rank %d ended at frame %d: %s", self._rank, self._frames, error or repr(error))
+        log.warning(_ENDED, self._rank, self._frames, error or repr(error))
 
     def _abandon(self) -> None:
         """In a forked child: the stream is the parent's. Locks may be held by threads that don't exist here."""
@@ -236,15 +238,19 @@ class DirectSink:
     ) -> None:
         # Only here: a process with a companion needs no Arrow.
         from schedscope.recorder.manifest import read_manifest, update_manifest
-        from schedscope.recorder.rank_log import Limits, RankLog, seal_journal
+        from schedscope.recorder.rank_log import LIMITS, RankLog, seal_journal
 
         self._run_dir = Path(run_dir)
         self._rank = rank
         self._frames = 0
         read_manifest(self._run_dir)
-        self._log = RankLog(self._run_dir, rank, seal_journal, limits or Limits())
+        self._log = RankLog(self._run_dir, rank, seal_journal, limits or LIMITS)
         self._attached = True
-        update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, description or Description()))
+        try:
+            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, description or Description()))
+        except BaseException:
+            self._log.release()
+            raise
 
     @property
     def attached(self) -> bool:
@@ -273,11 +279,10 @@ class DirectSink:
         try:
             self._append(pack(Kind.END, b"", self._frames))
             self._log.close()
-            self._attached = False
             self._log.release()
             self._seal_run()
+            self._attached = False
         except Exception as error:
-            self._attached = True
             self._detach(error)
 
     def _append(self, record: bytes) -> None:
@@ -295,10 +300,9 @@ class DirectSink:
         update_manifest(self._run_dir, change)
 
     def _detach(self, error: BaseException) -> None:
-        if self._attached:
-            self._attached = False
-            self._log.release()
-            log.warning("recording of rank %d ended at frame %d: %s", self._rank, self._frames, error or repr(error))
+        self._attached = False
+        self._log.release()
+        log.warning(_ENDED, self._rank, self._frames, error or repr(error))
 
 
 def open_sink(

@@ -85,7 +85,7 @@ class Replayer:
             raise RunNotFoundError(f"{run.path}: no rank {rank} in this run; ranks: {known}")
         self.run = run
         self.rank = rank
-        self.config = SchedulerConfig.from_dict(run.config(rank))
+        self.config = SchedulerConfig.from_dict(run.manifest.config_of(rank))
         self._steps = list(run.rows("steps", rank))
         self._prompts: dict[int, bytes] = {}
         self._outputs: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -157,12 +157,11 @@ class Replayer:
 
     def _start(self, number: int, listener: _Listener) -> tuple[Scheduler, int, int]:
         """A scheduler to go on from, the last tick it has seen, and the step that comes next."""
-        best: dict[str, Any] | None = None
-        for row in self.run.rows("checkpoints", self.rank, columns=("seq", "step", "pass")):
-            if row["pass"] <= number and (best is None or row["pass"] > best["pass"]):
-                best = row
-        if best is None:
+        marks = self.run.table("checkpoints", self.rank, columns=("seq", "step", "pass")).to_pylist()
+        marks = [mark for mark in marks if mark["pass"] <= number]
+        if not marks:
             return Scheduler(self.config, listener), 0, 0
+        best = max(marks, key=lambda mark: int(mark["pass"]))
         for row in self.run.rows("checkpoints", self.rank):
             if row["seq"] == best["seq"]:
                 snapshot = msgspec.msgpack.decode(row["state"])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from schedscope.engine import tokens
-from schedscope.engine.errors import ServerError, UsageError
+from schedscope.engine.errors import ScenarioError, ServerError, UsageError
 from schedscope.engine.load import LoadReport, Outcome, Spread, run_load
 from schedscope.engine.protocol import Finish, Output
 from schedscope.engine.request import Request
@@ -192,6 +192,31 @@ def test_scaling_and_taking_the_first_rows() -> None:
     assert [request.rid for request in engine.seen] == ["half-000000", "half-000001"]
     assert engine.seen[0].sampling.max_new_tokens == 4
     assert (report.requests, report.scale, report.cached_tokens) == (2, 0.5, 8)
+
+
+def test_rows_that_are_scaled_down_too_far() -> None:
+    engine = SteadyEngine()
+    with pytest.raises(ScenarioError, match="scale the trace down less"):
+        load(engine, [row(0, 1), row(0, 1000)], scale=1 / 16)
+    assert engine.seen == []
+
+
+def test_headers_are_sent_along() -> None:
+    seen = []
+
+    def answer(http: HTTPRequest) -> Response:
+        seen.append(http.headers["authorization"])
+        return PlainTextResponse("no", status_code=401)
+
+    served(_app(answer), lambda url: run_load([row(0, 1)], url=url, headers={"Authorization": "Bearer x"}))
+    assert seen == ["Bearer x"]
+
+
+def test_requests_of_one_instant_arrive_together() -> None:
+    """They are to be seen by one scheduling pass, as they were where the trace was taken."""
+    report = load(SteadyEngine(), [row(0, 0), *(row(300, index) for index in range(30))])
+    sent = [outcome.sent for outcome in report.outcomes[1:]]
+    assert max(sent) - min(sent) < 0.25
 
 
 def test_the_vocabulary_of_a_small_model_is_respected() -> None:

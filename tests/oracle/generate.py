@@ -165,6 +165,8 @@ class PassMaker:
         "chunk",
         "chunk",
         "preempt",
+        "preempt",
+        "preempt",
         "ignore_eos",
         "delayer",
         "long_queue",
@@ -313,7 +315,7 @@ class PassMaker:
         slots = config.get("max_running_requests", 256)
         chance = 0.95 if self.profile in ("preempt", "gates", "ignore_eos") else 0.6
         count = min(rng.randint(1, 14), slots) if rng.random() < chance else 0
-        if self.profile in ("preempt", "gates") and rng.random() < 0.6:
+        if self.profile in ("preempt", "gates") and rng.random() < 0.75:
             config["max_running_requests"] = slots = max(count, 1) + rng.choice((0, 0, 0, 1, 2))
         has_chunk = self.chunked and rng.random() < (0.6 if self.profile == "chunk" else 0.15)
         running = []
@@ -442,13 +444,16 @@ class PassMaker:
         prompts = sum(self._pages(self.prefixes.length(request["input"])) for request in queue)
         wanted = prompts + sum(request["max_new_tokens"] + self.page for request in queue)
         draw = rng.random()
+        if "chunked_req" in self.scenario and rng.random() < 0.25:
+            self.scenario["pool"] = {"free": spread(rng, 1, 3000)}
+            return
         if draw < 0.08 and self.profile != "pressure":
             self.scenario["pool"] = {"free": rng.choice((0, self.page, prompts, wanted, spread(rng, 1, 4000)))}
             return
         if draw < 0.2 and self.profile not in ("pressure", "tree"):
             return
         if self.brief:
-            share = (0.5, 1.0, 2.0, 4.0) if self.profile == "steps" else (0, 0, 0.05, 0.3)
+            share = (0.5, 1.0, 2.0, 4.0) if self.profile in ("steps", "preempt") else (0, 0, 0.05, 0.3)
             slack = rng.choice((0.5, 0.8, 1.0)) * self.cached + rng.choice(share) * prompts
         else:
             slack = rng.choice((0.2, 0.6, 1.0)) * self.cached + rng.choice((0.1, 0.5, 0.9, 1.0, 1.5)) * wanted

@@ -323,7 +323,7 @@ def configured(config: Json) -> Iterator[None]:
         yield
 
 
-def data_parallel(ranks: int, attention: bool) -> contextlib.AbstractContextManager[Any]:
+def data_parallel(ranks: int, *, attention: bool) -> contextlib.AbstractContextManager[Any]:
     """Say that the deployment has so many data-parallel ranks; this process is rank 0."""
     width = ranks if attention else 1
     group = SimpleNamespace(cpu_group=None, device_group=None, device=DEVICE)
@@ -842,7 +842,7 @@ def run_pass(scenario: Json, config: Json) -> Json:
     delayer = scenario.get("delayer") or {}
     passes = scenario.get("passes", 1)
     others = len(delayer.get("other_ranks") or [])
-    ranks = data_parallel(1 + others if others else config["dp_size"], bool(others) or config["enable_dp_attention"])
+    ranks = data_parallel(1 + others, attention=others > 0)
     everyone = [*queue, *(scenario.get("running") or []), *filter(None, [scenario.get("chunked_req")])]
     longest = max(
         [64]
@@ -1103,7 +1103,7 @@ def run_delayer(scenario: Json, config: Json) -> Json:
     check_keys(given, ("skip_first", "delayed_count", "age_ms"), "delayer")
     count = config["dp_size"] if config["enable_dp_attention"] else 1
     outcomes: list[Json] = []
-    with data_parallel(config["dp_size"], config["enable_dp_attention"]), configured(config):
+    with data_parallel(config["dp_size"], attention=config["enable_dp_attention"]), configured(config):
         CLOCK.now = 0.0
         ranks = []
         for _ in range(count):

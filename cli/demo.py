@@ -1,0 +1,135 @@
+"""`schedscope demo`: the whole of it in half a minute, on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from rich.progress import Progress
+from schedscope.cli.output import console, errors
+from schedscope.cli.replay import DIVERGENT, print_verdicts, verify_run
+from schedscope.engine.errors import ServerError
+from schedscope.recorder.companion import Companion
+from schedscope.recorder.manifest import create_run
+from schedscope.recorder.run import Run, default_log_dir
+from schedscope.replay.summary import Summary, summarize
+
+TRACE = Path(__file__).with_name("demo_trace.jsonl")
+SCALE = 1 / 16
+OPTIONS = [
+    "--schedule-policy=lpm",
+    "--page-size=4",
+    "--max-total-tokens=3072",
+    "--max-running-requests=12",
+    "--chunked-prefill-size=256",
+    "--schedule-conservativeness=0.3",
+]
+READY_S = 120.0
+
+
+def demo(*, log: Path | None = None, speed: float = 1.0) -> int:
+    """Serve a small model, record a bundled workload, replay every pass, and show what to type next.
+
+    Parameters
+    ----------
+    log
+        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
+    speed
+        How many times faster than in the trace requests arrive.
+    """
+    from schedscope.engine.load import run_load
+    from schedscope.engine.trace import read_trace
+
+    rows = read_trace(TRACE)
+    words = ["serve", f"--port={_free_port()}", *OPTIONS]
+    url = f"http://127.0.0.1:{words[1].partition('=')[2]}"
+    run_dir = create_run(log or default_log_dir(), "demo", command=words)
+    console.print(f"[bold]1. Serving[/] a small model on this CPU: [dim]schedscope record -- {' '.join(words)}[/]")
+    with Companion.start(run_dir) as companion, (run_dir / "server.log").open("wb") as server_log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "schedscope.cli.main", *words],
+            env={**os.environ, **companion.environment()},
+            stderr=server_log,
+            process_group=0,
+        )
+        try:
+            _wait_until_ready(server, url, run_dir / "server.log")
+            console.print(f"[bold]2. Sending[/] {len(rows)} requests: cold system prompts, a hot tenant, strangers.")
+            with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+                task = progress.add_task("requests", total=len(rows))
+                load = run_load(
+                    rows, url=url, speed=speed, scale=SCALE, on_outcome=lambda _: progress.advance(task)
+                )
+                report = asyncio.run(load)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait()
+    run = Run.open(run_dir)
+    console.print(f"   {report.completed} of {report.requests} answered. Recorded in {run_dir}", soft_wrap=True)
+    console.print("[bold]3. Replaying[/] every pass from the log, in this process.")
+    verdicts = verify_run(run)
+    found = summarize(run)
+    _print_found(found)
+    _print_next(run, found)
+    print_verdicts(run, verdicts)
+    return DIVERGENT if any(verdict.divergence for verdict in verdicts) else 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], url: str, server_log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise ServerError(f"the demo's server ended with code {server.returncode}; see {server_log}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise ServerError(f"the demo's server was not ready after {READY_S:.0f} s; see {server_log}")
+
+
+def _print_found(found: Summary) -> None:
+    console.print()
+    console.print("[bold]What the log says[/]")
+    console.print(
+        f"  {found.passes:,} passes decided {found.decisions:,} times about {found.requests} requests; "
+        f"{found.hit_rate:.0%} of {found.prompt_tokens:,} prompt tokens came from the cache"
+    )
+    console.print(f"  time to first token: p50 {found.ttft_p50_s:.2f} s, p99 {found.ttft_p99_s:.2f} s")
+    console.print(
+        f"  {found.held_back:,} times a request was held back as a duplicate; {found.evicted_tokens:,} tokens "
+        f"evicted; {found.retractions} retractions"
+    )
+    ended = ", ".join(f"{stop} {count}" for stop, count in found.stops.items())
+    console.print(f"  passes ended by: {ended}")
+    for wait in found.longest_waits:
+        console.print(
+            f"  {wait.rid} waited {wait.seconds:.2f} s in the queue, through {wait.passes} passes; "
+            f"{wait.overtaken} times somebody behind it went first (as in pass {wait.pass_number})"
+        )
+
+
+def _print_next(run: Run, found: Summary) -> None:
+    number = found.longest_waits[0].pass_number if found.longest_waits else 0
+    console.print()
+    console.print("[bold]Type next[/]")
+    console.print(f"  schedscope replay pass {number} --run {run.path}", soft_wrap=True)
+    console.print(f"  schedscope replay pass {number} --run {run.path} --policy hrrn", soft_wrap=True)
+    console.print(f"  schedscope replay all --run {run.path}", soft_wrap=True)
+    console.print("  schedscope serve --help")
+    console.print()
