@@ -29,6 +29,8 @@ RID_PREFIX = "trace"
 DEFAULT_VOCAB_SIZE = 1000
 """Prompts use token ids below it: few enough for any model, so that the same trace is the same prompts."""
 CONNECT_SECONDS = 10.0
+CONNECT_AHEAD = 0.5
+"""Seconds before a request is due that its connection is opened: enough to connect, too few to be dropped."""
 MAX_BURST = 256
 """Requests of one instant that are prepared, with a connection each, before the first is sent."""
 MAX_EXAMPLE_CHARS = 300
@@ -267,6 +269,7 @@ class _Run:
                     await self.slots.acquire()
                 rids = [f"{self.rid_prefix}-{index:06d}" for index in burst]
                 bodies = [_body(rows[index], rid, self.vocab_size) for index, rid in zip(burst, rids, strict=True)]
+                await self._wait_until(due - CONNECT_AHEAD)
                 opened = await asyncio.gather(*(_Connection.open(self.address) for _ in burst), return_exceptions=True)
                 await self._wait_until(due)
                 for index, rid, body, connection in zip(burst, rids, bodies, opened, strict=True):

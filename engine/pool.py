@@ -62,6 +62,13 @@ class KVPool:
         pages.reverse()
         self._free.extend(pages)
 
+    def shrink(self, available: int) -> None:
+        """Give up free pages until at most `available` tokens, whole pages, are free."""
+        keep = available // self.page_size
+        surplus = max(len(self._free) - keep, 0)
+        del self._free[:surplus]
+        self.num_pages -= surplus
+
     def snapshot(self) -> list[int]:
         """The free pages, next to be taken last."""
         return self._free.tolist()

@@ -50,7 +50,8 @@ class ModelRunner:
         num_slots: Slots of the pool; each holds one position of all layers.
         seed: Seed of requests that bring none. Such requests differ by their rid.
         batch_invariant: Whether forwards are padded so that a token doesn't depend on what else is in the
-            batch or on how its prompt was cut into chunks. See `schedscope.engine.attention`.
+            batch or on how its prompt was cut into chunks, as far as the CPU's kernels allow: see
+            `schedscope.engine.attention`. Without it results differ by rounding, which rarely tips a token.
     """
 
     def __init__(self, model: Model, *, num_slots: int, seed: int = 0, batch_invariant: bool = True) -> None:

@@ -43,6 +43,7 @@ _STATE_FACTS = (
     "batch_is_full",
     "batch_is_full_pass",
     "last_prefill_tokens",
+    "max_prefill_bs",
     "new_token_ratio",
     "processed_tokens",
     "refresh_calls",

@@ -162,6 +162,7 @@ class SchedulerState:
         self.running_extend_tokens = 0
         """Prefill tokens of the batch that the running batch began as. SGLang adds them again in each decode step."""
         self.prefill_batch_sizes: deque[int] = deque(maxlen=config.prefill_delayer_max_prefill_bs_window_size)
+        self.max_prefill_bs = 0
         self.evictions: list[Evicted] = []
         """What was evicted since the list was last emptied."""
 
@@ -186,7 +187,8 @@ class SchedulerState:
     @property
     def token_usage(self) -> float:
         """Used share of the KV pool, 0..1; what can be evicted is not used."""
-        return (self.pool.size - self.pool.available - self.cache.evictable) / self.pool.size
+        used = self.pool.size - self.pool.available - self.cache.evictable
+        return used / self.pool.size if used else 0.0
 
     def view(self, now: float = 0.0, reports: tuple[Report, ...] = ()) -> View:
         """What a decision may read, frozen."""
@@ -203,7 +205,7 @@ class SchedulerState:
             refresh_calls=self.refresh_calls,
             delayer=self.delayer,
             reports=reports,
-            max_prefill_bs=max(self.prefill_batch_sizes, default=0),
+            max_prefill_bs=self.max_prefill_bs,
             token_usage=self.token_usage,
             now=now,
         )
@@ -294,6 +296,7 @@ class SchedulerState:
             observed = plan.attempted_prefill_bs if batch is None else len(batch.members)
             if observed > 0:
                 self.prefill_batch_sizes.append(observed)
+                self.max_prefill_bs = max(self.prefill_batch_sizes)
         return batch
 
     def _carry_out(self, plan: Plan, now: float) -> Batch | None:
@@ -400,9 +403,15 @@ class SchedulerState:
         """Evict until `wanted` tokens are free or nothing is left to evict."""
         missing = wanted - self.pool.available
         if missing > 0:
-            for evicted in self.cache.evict(missing):
-                self.pool.free(evicted.node.slots)
-                self.evictions.append(evicted)
+            self.evict(missing)
+
+    def evict(self, wanted: int) -> list[Evicted]:
+        """Evict leaves of `wanted` tokens or more, and free their memory."""
+        evicted = self.cache.evict(wanted)
+        for leaf in evicted:
+            self.pool.free(leaf.node.slots)
+        self.evictions += evicted
+        return evicted
 
     def checkpoint(self, live: Live, up_to: int) -> None:
         """Keep the first `up_to` tokens of a request in the cache, and move its lock onto them."""

@@ -139,7 +139,7 @@ def read_journal(path: Path) -> Journal:
         raise
     except OSError as error:
         raise RunFormatError(f"{path}: can't be read: {error}") from None
-    if not data.startswith(MARK[: len(data)]):
+    if not data.startswith(MARK[: len(data)]) and not any(isinstance(item, Frame) for item in scan(data)):
         raise RunFormatError(f"{path}: not a schedscope journal")
     items = iter(scan(data))
     head = next(items, None)

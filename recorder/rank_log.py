@@ -21,7 +21,7 @@ class Limits(NamedTuple):
     """When a journal is sealed: at the first of these."""
 
     passes: int = 1_000
-    size: int = 8 * 2**20
+    size: int = 16 * 2**20
     """Bytes. Sealing, and reading the tail, takes about ten times this in memory."""
     seconds: float = 60.0
 
@@ -68,13 +68,16 @@ class RankLog:
         except OSError:
             lock.release()
             raise
-        self._born = clock()
+        self._born = 0.0
+        """When the journal's first frame came."""
 
     def append(self, header: Header, frame: bytes) -> None:
         """Write a frame, rows or the end. Raises OSError; the frame is then lost, and missing by its number."""
         if self._is_full():
             with contextlib.suppress(OSError):  # the old journal will do until a new one can be made
                 self._rotate()
+        if not self._journal.frames:
+            self._born = self._clock()
         self._journal.append(frame, header.passes)
         if header.kind is Kind.END:
             self.ended = True
@@ -103,7 +106,6 @@ class RankLog:
         """Go on in a new journal. The new one is there before the old one is sealed: readers miss nothing."""
         full = self._journal
         self._journal = JournalWriter(self.directory, self.rank, full.number + 1, self._next_frame)
-        self._born = self._clock()
         full.close()
         self._seal(full.path)
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from schedscope.engine import tokens
 from schedscope.engine.admission import Verdict
 from schedscope.engine.chance import seeded
-from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import DelayerState, Report, delayer_slots, local_report, negotiate
 from schedscope.engine.errors import ConfigError, ScenarioError
 from schedscope.engine.ordering import POLICIES, SGLANG_POLICIES
 from schedscope.engine.pool import PoolExhaustedError
-from schedscope.engine.radix import RadixCache, namespace
-from schedscope.engine.request import Request, SamplingParams
-from schedscope.engine.state import Batch, Live, SchedulerState
-from schedscope.replay.scenario import CacheEntry, Part, Scenario, SceneRequest
-
-FIRST_SEGMENT_TOKEN = 2**30
+from schedscope.engine.radix import namespace
+from schedscope.engine.state import Batch, SchedulerState
+from schedscope.replay.scenario import CacheEntry, Scenario
+from schedscope.replay.scenario_build import StateBuilder, scenario_config
 
 
 @dataclass
@@ -33,73 +28,6 @@ class Outcome:
     """In the vocabulary of `expect`."""
     plans: list[Plan] = field(default_factory=list)
     """One per pass, for showing."""
-
-
-class Vocabulary:
-    """Token ids for segments: all different, within a segment and between segments."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._id = scenario.id
-        self._lengths = dict(scenario.segments)
-        for part in _all_parts(scenario):
-            if isinstance(part, str) and ":" in part:
-                name, length = self._split(part)
-                if name not in scenario.segments:
-                    self._lengths[name] = max(self._lengths.get(name, 0), length)
-        self._segments: dict[str, bytes] = {}
-        self._next = FIRST_SEGMENT_TOKEN
-
-    def fresh(self, count: int) -> bytes:
-        """Tokens used nowhere else."""
-        made = tokens.encode(range(self._next, self._next + count))
-        self._next += count
-        return made
-
-    def sequence(self, parts: Sequence[Part]) -> bytes:
-        """The tokens of a sequence."""
-        return b"".join(self._part(part) for part in parts)
-
-    def _part(self, part: Part) -> bytes:
-        if isinstance(part, dict):
-            if set(part) != {"tokens"}:
-                raise ScenarioError(f"{self._id}: a sequence part is a name, name:n or {{tokens: [...]}}")
-            for token in part["tokens"]:
-                if not 0 <= token < FIRST_SEGMENT_TOKEN:
-                    raise ScenarioError(f"{self._id}: literal token {token} is not in 0..2**30-1")
-            return tokens.encode(part["tokens"])
-        name, _, _ = part.partition(":")
-        if name not in self._lengths:
-            raise ScenarioError(f"{self._id}: segment {name!r} has no length")
-        if name not in self._segments:
-            self._segments[name] = self.fresh(self._lengths[name])
-        whole = self._segments[name]
-        if ":" not in part:
-            return whole
-        length = self._split(part)[1]
-        if length > self._lengths[name]:
-            raise ScenarioError(f"{self._id}: {part!r} is longer than its segment ({self._lengths[name]} tokens)")
-        return whole[: length * tokens.TOKEN_BYTES]
-
-    def _split(self, part: str) -> tuple[str, int]:
-        name, _, length = part.partition(":")
-        if not length.isdigit():
-            raise ScenarioError(f"{self._id}: {part!r}: expected name:count")
-        return name, int(length)
-
-
-def _all_parts(scenario: Scenario) -> list[Part]:
-    parts: list[Part] = []
-    for entry in scenario.cache:
-        parts += entry.seq
-    chunked = [scenario.chunked_req] if scenario.chunked_req else []
-    for request in (*scenario.running, *chunked, *scenario.queue()):
-        parts += request.input
-        parts += request.output if isinstance(request.output, list) else []
-    for probe in scenario.probe:
-        parts += probe.seq
-    for action in scenario.ops:
-        parts += action.insert or action.touch or action.lock or action.probe or []
-    return parts
 
 
 def run_scenario(scenario: Scenario) -> Outcome:
@@ -115,23 +43,6 @@ def run_scenario(scenario: Scenario) -> Outcome:
             raise ScenarioError(f"{scenario.id}: scenarios of kind check can't be run")
 
 
-def scenario_config(scenario: Scenario, **changes: Any) -> SchedulerConfig:
-    """The scheduler configuration that a scenario's `config` means."""
-    settings = {k: v for k, v in scenario.config.items() if k != "new_token_ratio"}
-    chunk = settings.get("chunked_prefill_size")
-    if chunk is not None and chunk <= 0:
-        settings["chunked_prefill_size"] = None
-    if settings.get("chunked_prefill_size") is None:
-        settings.pop("enable_mixed_chunk", None)
-    if settings.get("prefill_delayer_max_delay_ms", 0) is None:
-        del settings["prefill_delayer_max_delay_ms"]
-    settings.update(changes)
-    try:
-        return SchedulerConfig.from_dict(settings)
-    except (TypeError, ConfigError) as error:
-        raise ScenarioError(f"{scenario.id}: config: {error}") from None
-
-
 class _PassScenario:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -140,6 +51,7 @@ class _PassScenario:
         others = start.other_ranks if start else []
         ranks: dict[str, Any] = {"dp_size": 1 + len(others), "enable_dp_attention": True} if others else {}
         self.config = scenario_config(scenario, **ranks)
+        self.builder = StateBuilder(scenario, self.config)
         self.reports = tuple(
             Report(
                 rank.prefillable,
@@ -157,7 +69,7 @@ class _PassScenario:
         try:
             if self.config.schedule_policy not in SGLANG_POLICIES:
                 raise ConfigError(f"Unknown schedule_policy: policy={self.config.schedule_policy!r}")
-            self.state = self._build()
+            self.state = self.builder.build()
         except ConfigError as error:
             expect["error"] = {"type": "ValueError", "message": str(error)}
             return self.outcome
@@ -179,129 +91,11 @@ class _PassScenario:
         if "error" not in seen[-1]:
             expect["probe"] = [
                 self.state.cache.match(
-                    self.words.sequence(p.seq), namespace(p.extra_key, p.cache_salt)
+                    self.builder.words.sequence(p.seq), namespace(p.extra_key, p.cache_salt)
                 ).length
                 for p in self.scenario.probe
             ]
         return self.outcome
-
-    # ---- the state before ----------------------------------------------------------------------------------
-
-    def _build(self) -> SchedulerState:
-        if self.scenario.pool is None:
-            return self._build_with(self.config)
-        room = self.config.replace(max_total_tokens=2**22)
-        state = self._build_with(room)
-        used = state.pool.size - state.pool.available
-        free = self.scenario.pool.free // self.config.page_size * self.config.page_size
-        if used + free == 0:
-            raise ScenarioError(f"{self.scenario.id}: pool: no page at all")
-        return self._build_with(self.config.replace(max_total_tokens=used + free))
-
-    def _build_with(self, config: SchedulerConfig) -> SchedulerState:
-        scenario = self.scenario
-        self.words = Vocabulary(scenario)
-        state = SchedulerState(config)
-        for entry in scenario.cache:
-            self._cache(state, entry)
-        for request in scenario.running:
-            self._run_request(state, request)
-        if scenario.chunked_req is not None:
-            request = scenario.chunked_req
-            live = self._live(state, request)
-            if request.done is None:
-                raise ScenarioError(f"{scenario.id}: chunked_req needs `done`")
-            self._prefill(state, live, request.done)
-            live.extend_end = live.prefix_len
-            state.chunked = live
-        for request in scenario.queue():
-            live = self._live(state, request)
-            self._generate(live, request)
-            live.retracted = request.retracted if request.retracted is not None else live.output_len > 0
-            state.queue.append(live)
-        state.processed_tokens = scenario.processed_tokens
-        state.batch_is_full = scenario.batch_is_full
-        state.new_token_ratio = scenario.config.get("new_token_ratio", 0.7)
-        if scenario.delayer is not None:
-            start = scenario.delayer
-            state.delayer = DelayerState(start.delayed_count, -start.age_ms / 1000.0, start.skip_first)
-            if start.max_prefill_bs:
-                state.prefill_batch_sizes.append(start.max_prefill_bs)
-        state.evictions.clear()
-        return state
-
-    def _cache(self, state: SchedulerState, entry: CacheEntry) -> None:
-        request = Request(
-            rid="cache",
-            prompt=self.words.sequence(entry.seq),
-            priority=entry.priority,
-            extra_key=entry.extra_key,
-            cache_salt=entry.cache_salt,
-        )
-        live = Live(request, state.resolved_priority(request) if entry.priority is not None else 0)
-        self._prefill(state, live, live.prompt_len)
-        lock = live.lock
-        if entry.locked and lock is not None:
-            state.cache.lock(lock)
-        state.release(live, checkpoint=False)
-
-    def _live(self, state: SchedulerState, request: SceneRequest) -> Live:
-        made = Request(
-            rid=request.rid,
-            prompt=self.words.sequence(request.input),
-            sampling=SamplingParams(max_new_tokens=request.max_new_tokens, ignore_eos=request.ignore_eos),
-            priority=request.priority,
-            routing_key=request.routing_key,
-            extra_key=request.extra_key,
-            cache_salt=request.cache_salt,
-        )
-        live = Live(made, state.resolved_priority(made))
-        live.entry_time = request.entry_time
-        live.arrival_processed_tokens = request.arrival_processed_tokens
-        return live
-
-    def _prefill(self, state: SchedulerState, live: Live, end: int) -> None:
-        """Compute the first `end` tokens alone, and keep them in the cache, locked."""
-        cache = state.cache
-        match = cache.match(live.tokens, live.space, max(end - 1, 0))
-        if match.length:
-            node = cache.touch(match)
-        else:
-            node = cache.root
-        if state.config.radix_force_miss:
-            match, node = match._replace(length=0), cache.root
-        cache.lock(node)
-        live.lock = node
-        live.protected_len = live.prefix_len = match.length
-        for above in cache.path(node):
-            live.row.extend(above.slots)
-        state.rows += 1
-        wanted = end - match.length + (state.config.page_size if state.config.page_size > 1 else 0)
-        if not cache.disabled:
-            state.make_room(wanted)
-        state.pool.extend(live.row, end)
-        live.kv_len = live.extend_end = end
-        state.checkpoint(live, end)
-
-    def _generate(self, live: Live, request: SceneRequest) -> None:
-        output = request.output
-        made = self.words.fresh(output) if isinstance(output, int) else self.words.sequence(output)
-        live.tokens += made
-        live.output_len = tokens.length(made)
-
-    def _run_request(self, state: SchedulerState, request: SceneRequest) -> None:
-        live = self._live(state, request)
-        self._prefill(state, live, live.prompt_len)
-        output = request.output
-        made = self.words.fresh(max(output, 1)) if isinstance(output, int) else self.words.sequence(output)
-        for i, token in enumerate(tokens.decode(made)):
-            if i > 0:
-                state.allocate_decode([live])
-            live.append(token)
-        if request.finished:
-            live.finished = True
-            state.release(live, checkpoint=True)
-        state.running.append(live)
 
     # ---- passes --------------------------------------------------------------------------------------------
 
@@ -362,7 +156,7 @@ class _PassScenario:
                 continue
             live = member.live
             if not member.decode:
-                live.append(tokens.decode(self.words.fresh(1))[0])
+                live.append(tokens.decode(self.builder.words.fresh(1))[0])
                 if live.output_len >= live.request.sampling.max_new_tokens:
                     live.finished = True
                     state.release(live, checkpoint=True)
@@ -507,28 +301,26 @@ def _run_delayer(scenario: Scenario) -> Outcome:
 
 def _run_evict(scenario: Scenario) -> Outcome:
     config = scenario_config(scenario)
-    words = Vocabulary(scenario)
-    cache = RadixCache(config.page_size, config.radix_eviction_policy)
+    builder = StateBuilder(scenario, config)
+    state = SchedulerState(config)
+    cache = state.cache
     results: list[dict[str, int]] = []
     for op in scenario.ops:
-        space = namespace(op.extra_key, op.cache_salt)
         if op.insert is not None:
-            sequence = words.sequence(op.insert)
-            match = cache.match(sequence, space, max(tokens.length(sequence) - 1, 0))
-            if match.length or tokens.length(sequence) > config.page_size:
-                cache.touch(match)
-            slots = array("i", bytes(len(sequence)))
-            cache.insert(sequence, space, slots, priority=op.priority or 0)
+            entry = CacheEntry(
+                seq=op.insert, extra_key=op.extra_key, cache_salt=op.cache_salt, priority=op.priority
+            )
+            builder.cache(state, entry)
         elif op.touch is not None or op.probe is not None or op.lock is not None:
-            sequence = words.sequence(op.touch or op.probe or op.lock or [])
-            match = cache.match(sequence, space)
+            sequence = builder.words.sequence(op.touch or op.probe or op.lock or [])
+            match = cache.match(sequence, namespace(op.extra_key, op.cache_salt))
             node = cache.touch(match) if tokens.length(sequence) >= config.page_size else cache.root
             if op.probe is not None:
                 results.append({"matched": match.length})
             if op.lock is not None:
                 cache.lock(node)
         elif op.evict is not None:
-            results.append({"evicted": sum(evicted.tokens for evicted in cache.evict(op.evict))})
+            results.append({"evicted": sum(evicted.tokens for evicted in state.evict(op.evict))})
         elif op.sizes:
             results.append({"evictable": cache.evictable, "protected": cache.protected})
         else:

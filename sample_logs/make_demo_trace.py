@@ -23,8 +23,9 @@ def main() -> None:
     rows = []
 
     def add(at_ms: float, prefix: list[int], own_blocks: float, output: int) -> list[int]:
-        blocks = [*prefix, *(next(fresh) for _ in range(max(1, round(own_blocks + 0.5))))]
-        length = len(prefix) * BLOCK + round(own_blocks * BLOCK)
+        own = round(own_blocks * BLOCK)
+        blocks = [*prefix, *(next(fresh) for _ in range(-(-own // BLOCK)))]
+        length = len(prefix) * BLOCK + own
         rows.append({"timestamp": round(at_ms), "input_length": length, "output_length": output, "hash_ids": blocks})
         return blocks
 

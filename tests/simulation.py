@@ -93,7 +93,13 @@ def drive(scheduler: Scheduler, workload: Workload, requests: int, *, burst: int
 
 
 def record(
-    folder: Path, config: SchedulerConfig, *, seed: int, requests: int, checkpoint_every: int = 50, burst: int = 8
+    folder: Path,
+    config: SchedulerConfig,
+    *,
+    seed: int,
+    requests: int,
+    checkpoint_every: int = 50,
+    longest_output: int = 40,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
@@ -101,6 +107,6 @@ def record(
     tracer = RunTracer(DirectSink(path, 0, described), checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
-    drive(scheduler, Workload(seed), requests, burst=burst)
+    drive(scheduler, Workload(seed, longest_output=longest_output), requests)
     tracer.close()
     return path

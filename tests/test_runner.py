@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from schedscope.engine import attention, tokens
 from schedscope.engine.errors import ConfigError, ServerError
 from schedscope.engine.model import Model, load_model
@@ -204,13 +203,13 @@ def test_built_in_model_matches_transformers(built_in: Model, reference: Any, le
     assert finish(runner, job, 8) == plain_greedy(reference, job.prompt, 8)
 
 
-def test_built_in_tokens_stay_the_same(built_in: Model) -> None:
+def test_built_in_tokens_stay_the_same(built_in: Model, reference: Any) -> None:
     """Sample logs and scenarios rely on these very tokens: a change of the weights is a breaking one."""
     runner = ModelRunner(built_in, num_slots=64)
-    assert finish(runner, Job("a", list(range(3, 13)), array("i", range(64))), 8) == GOLDEN
+    job = Job("a", prompt_ids(10, 12, 1024), array("i", range(64)))
+    golden = [172, 666, 666, 917, 82, 300, 735, 89, 397, 335, 320, 871]
+    assert finish(runner, job, 12) == golden == plain_greedy(reference, job.prompt, 12)
 
-
-GOLDEN: list[int] = []
 
 # ---------------------------------------------------------------------------------------------------------
 # Any plan gives the same tokens, and the same bits.
@@ -218,6 +217,19 @@ GOLDEN: list[int] = []
 PROMPTS = tuple(tuple(prompt_ids(100 + i, n, 1024)) for i, n in enumerate((1, 9, 33, 140, attention.KEY_BLOCK - 3)))
 LENGTH = 6
 WARM = SamplingParams(temperature=1.3, top_k=200, top_p=0.97)
+
+
+@cache
+def kernels_treat_rows_alike() -> bool:
+    """Whether a row of a product of at least `ROW_BLOCK` rows has the same bits whatever the other rows.
+
+    So it is with MKL on AVX-512. Its AVX2 kernels take six rows at a time and the rest differently.
+    """
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, 64, generator=generator) for size in (2048, 128))
+    whole = torch.nn.functional.linear(left, right)
+    sizes = (attention.ROW_BLOCK, 17, 22, 33, 64, 100, 1000)
+    return all(torch.equal(torch.nn.functional.linear(left[:n], right), whole[:n]) for n in sizes)
 
 
 @cache
@@ -239,8 +251,7 @@ def expected_greedy(index: int, module: Any) -> list[int]:
 def test_any_plan_gives_the_same(built_in: Model, reference: Any, data: st.DataObject) -> None:
     """Any subset of requests in any chunks at each step, in any order of rows and any slots.
 
-    The bits are a measurement, not a promise: they need a CPU whose matrix kernels treat all products of at
-    least 16 rows alike, which holds for layers of this size wherever it was tried. The tokens are promised.
+    Equal tokens everywhere; equal bits where the CPU's kernels allow them.
     """
     runner = ModelRunner(built_in, num_slots=SLOTS)
     take = slot_maker(data.draw(st.integers(0, 1000), label="slots"))
@@ -264,7 +275,8 @@ def test_any_plan_gives_the_same(built_in: Model, reference: Any, data: st.DataO
         if job.sampling is GREEDY:
             assert job.output == expected_greedy(index, reference)
         slots = torch.tensor(job.slots[: job.computed])
-        assert torch.equal(runner.cache.data[:, :, slots], bits)
+        if kernels_treat_rows_alike():
+            assert torch.equal(runner.cache.data[:, :, slots], bits)
 
 
 def test_padding_is_what_makes_bits_equal(built_in: Model) -> None:
@@ -283,12 +295,11 @@ def test_padding_is_what_makes_bits_equal(built_in: Model) -> None:
         while len(batched.output) < 20:
             step(runner, (batched, None), *((job, None) for job in crowd))
         assert batched.output == alone.output
-        kept = [
-            runner.cache.data[:, :, torch.tensor(job.slots[: job.computed])] for job in (alone, batched)
-        ]
+        kept = [runner.cache.data[:, :, torch.tensor(job.slots[: job.computed])] for job in (alone, batched)]
         spread[invariant] = (kept[0] - kept[1]).abs().max().item()
-    assert spread[True] == 0.0
-    assert 0.0 < spread[False] < 1e-4
+    assert max(spread.values()) < 1e-4
+    if kernels_treat_rows_alike():
+        assert spread[True] == 0.0 < spread[False]
 
 
 def test_rows_of_one_forward_may_share_slots_that_it_fills(built_in: Model) -> None:
@@ -350,6 +361,19 @@ def test_wrong_rows_are_refused_and_write_nothing(built_in: Model, wrong: BatchR
     assert not runner.cache.data.any()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype: str) -> None:
+    """Runs, and stays near the same model in float32 (rounding may choose other tokens)."""
+    half, full = (ModelRunner(load_model(device="cpu", dtype=d), num_slots=64) for d in (dtype, "float32"))
+    for runner in (half, full):
+        job = Job("a", prompt_ids(1, 30, 1024), array("i", range(64)))
+        step(runner, (job, 7))
+        step(runner, (job, None))
+        step(runner, (job, None))
+    near = half.cache.data[:, :, :30].float() - full.cache.data[:, :, :30]
+    assert near.abs().max() < 0.15
+
+
 def test_no_rows(built_in: Model) -> None:
     assert ModelRunner(built_in, num_slots=8).forward([]) == []
 
@@ -375,9 +399,7 @@ PARAMS = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    rows=st.lists(st.tuples(st.integers(0, 8), PARAMS, st.integers(0, 2**64 - 1)), min_size=1, max_size=9)
-)
+@given(rows=st.lists(st.tuples(st.integers(0, 8), PARAMS, st.integers(0, 2**64 - 1)), min_size=1, max_size=9))
 def test_a_sample_depends_on_its_own_row_alone(rows: list[tuple[int, SamplingParams, int]]) -> None:
     state = torch.get_rng_state()
     before = LOGITS.clone()
@@ -415,9 +437,7 @@ def allowed(logits: list[float], params: SamplingParams) -> set[int]:
 )
 def test_filters_keep_what_they_should(params: SamplingParams) -> None:
     logits = LOGITS[:1, :40]
-    drawn = sample(
-        logits.expand(4000, -1), [params] * 4000, [token_seed(0, position) for position in range(4000)]
-    )
+    drawn = sample(logits.expand(4000, -1), [params] * 4000, [token_seed(0, position) for position in range(4000)])
     kept = allowed(logits[0].tolist(), params)
     assert set(drawn) <= kept
     weights = torch.tensor([w if i in kept else 0.0 for i, w in enumerate(_softmax(logits[0], params))])

@@ -1,0 +1,132 @@
+"""Recorded runs of the real scheduler under made-up load replay identically, whatever happened in them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.eviction import EVICTION_POLICIES
+from schedscope.engine.ordering import POLICIES
+from schedscope.engine.scheduler import Scheduler
+from schedscope.engine.snapshot import restore_snapshot, take_snapshot
+from schedscope.recorder.run import Run
+from schedscope.replay.verify import verify
+from simulation import Workload, drive, record
+
+TIGHT = {"max_total_tokens": 1200, "max_running_requests": 60, "schedule_conservativeness": 0.02}
+
+
+def _config(seed: int) -> SchedulerConfig:
+    """A configuration with something of everything."""
+    chance = random.Random(seed)
+    policy = chance.choice(list(POLICIES))
+    page = chance.choice([1, 1, 4, 16])
+    chunk = chance.choice([None, 32, 64, 200])
+    return SchedulerConfig(
+        schedule_policy=policy,
+        page_size=page,
+        max_total_tokens=chance.choice([300, 400, 800, 3000]),
+        chunked_prefill_size=chunk,
+        enable_mixed_chunk=chunk is not None and chance.random() < 0.4,
+        max_running_requests=chance.choice([3, 8, 20, 60]),
+        radix_eviction_policy=chance.choice(list(EVICTION_POLICIES)),
+        enable_priority_scheduling=policy in {"fcfs", "lof", "priority"} and chance.random() < 0.7,
+        disable_radix_cache=policy != "shortest-prefill-first" and chance.random() < 0.1,
+        prefill_max_requests=chance.choice([None, None, 3]),
+        max_queued_requests=chance.choice([None, None, 20]),
+        req_waiting_timeout=chance.choice([None, None, 2.0]),
+        enable_prefill_delayer=chance.random() < 0.2,
+        prefill_delayer_max_delay_passes=5,
+        schedule_conservativeness=chance.choice([1.0, 0.3, 0.1]),
+        min_free_slots_delay=chance.choice([None, None, 3]),
+        waiting_queue_prefix_match_max=chance.choice([128, 10]),
+        retraction_policy=chance.choice(["length", "priority"]),
+        random_seed=seed,
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, seed: int) -> None:
+    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, checkpoint_every=20))
+    whole = verify(run, 0)
+    assert whole.divergence is None
+    assert whole.passes == run.passes(0).count > 0
+    later = verify(run, 0, start_pass=whole.passes * 2 // 3)
+    assert later.divergence is None
+    assert later.passes == whole.passes - whole.passes * 2 // 3
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_policy_under_pressure(tmp_path: Path, policy: str, page_size: int) -> None:
+    config = SchedulerConfig(schedule_policy=policy, page_size=page_size, chunked_prefill_size=48, **TIGHT)
+    run = Run.open(record(tmp_path, config, seed=11, requests=150, longest_output=80))
+    assert verify(run, 0).divergence is None
+    happened = Counter(row["kind"] for row in run.rows("events", 0))
+    assert happened["evict"] > 0
+    assert happened["retract"] > 0
+    assert any(row["chunked_out"] for row in run.rows("passes", 0))
+
+
+def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path) -> None:
+    config = SchedulerConfig(
+        schedule_policy="fcfs",
+        enable_priority_scheduling=True,
+        priority_scheduling_preemption_threshold=1,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=64,
+        max_running_requests=16,
+        max_total_tokens=900,
+        schedule_conservativeness=0.02,
+    )
+    run = Run.open(record(tmp_path, config, seed=3, requests=250, longest_output=80))
+    assert verify(run, 0).divergence is None
+    happened = Counter(row["kind"] for row in run.rows("events", 0))
+    assert min(happened["preempt"], happened["evict"], happened["retract"]) > 0
+    assert any(row["kind"] == "mixed" for row in run.rows("steps", 0))
+
+
+def test_a_drained_scheduler_holds_nothing() -> None:
+    for seed in range(20):
+        scheduler = Scheduler(_config(seed))
+        drive(scheduler, Workload(seed), 60)
+        state = scheduler.state
+        assert not scheduler.lives
+        assert state.rows == 0
+        assert state.cache.protected == 0
+        assert state.pool.available + state.cache.evictable == state.pool.size
+        held = sorted(slot for node in state.cache.nodes() for slot in node.slots)
+        assert held == sorted(set(held)), "two cache nodes share a slot"
+
+
+def test_deciding_changes_nothing_and_comes_out_the_same(tmp_path: Path) -> None:
+    from schedscope.replay.redecide import decide_again
+    from schedscope.replay.replayer import Replayer
+
+    run = Run.open(record(tmp_path, _config(5), seed=5, requests=60))
+    for number in range(0, run.passes(0).count, 7):
+        moment = Replayer(run, 0).at(number)
+        first = decide_again(moment)
+        cache = moment.view.cache
+        shape = [(node.id, node.end, node.lock_ref, node.last_access) for node in cache.nodes()]
+        assert decide_again(moment) == first
+        assert shape == [(node.id, node.end, node.lock_ref, node.last_access) for node in cache.nodes()]
+
+
+def test_a_restored_scheduler_has_the_same_future() -> None:
+    for seed in range(6):
+        config = _config(seed)
+        original = Scheduler(config)
+        workload = Workload(seed)
+        drive(original, workload, 25)
+        twin = restore_snapshot(take_snapshot(original), config)
+        future = random.Random(seed).getrandbits(64)
+        steps = [drive(each, Workload(future), 25) for each in (original, twin)]
+        assert steps[0] == steps[1]
+        assert take_snapshot(original) == take_snapshot(twin)
