@@ -18,6 +18,7 @@ from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan
 from schedscope.engine.delayer import DelayerState, Report
+from schedscope.engine.errors import ConfigError
 from schedscope.engine.operations import Lock, Preempt, Touch
 from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
@@ -134,10 +135,16 @@ class SchedulerState:
     """Everything that scheduling remembers from step to step.
 
     Args:
-        config: raises ConfigError for a policy that can't run under it.
+        config: raises ConfigError for a policy that can't run under it, or chunks that could never be cut.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
+        align, chunk = config.truncation_align_size, config.chunked_prefill_size
+        if align is not None and chunk is not None and chunk < align:
+            raise ConfigError(
+                f"Chunked prefill is aligned to {align} tokens, but each rank's chunked prefill size is {chunk}: "
+                "a longer prompt could never be scheduled"
+            )
         self.config = config
         self.policy = resolve_policy(config)
         self.forget_cache()

@@ -23,10 +23,9 @@ STEP_S = 0.01
 class Workload:
     """Requests over shared prefixes, with everything that a client can ask for."""
 
-    def __init__(self, seed: int, *, longest_prompt: int = 120, longest_output: int = 40) -> None:
+    def __init__(self, seed: int, *, outputs: tuple[int, int] = (1, 40)) -> None:
         self.random = random.Random(seed)
-        self._longest_prompt = longest_prompt
-        self._longest_output = longest_output
+        self._outputs = outputs
         self._prefixes = [self._words(self.random.randint(8, 80)) for _ in range(6)]
         self._count = 0
 
@@ -37,13 +36,13 @@ class Workload:
         """The next request."""
         chance = self.random
         prefix = chance.choice(self._prefixes)[: chance.randint(1, 80)]
-        prompt = (prefix + self._words(chance.randint(1, 40)))[: self._longest_prompt]
+        prompt = prefix + self._words(chance.randint(1, 40))
         self._count += 1
         return Request(
             rid=f"r{self._count}",
             prompt=tokens.encode(prompt),
             sampling=SamplingParams(
-                max_new_tokens=chance.randint(1, self._longest_output), ignore_eos=chance.random() < 0.2
+                max_new_tokens=chance.randint(*self._outputs), ignore_eos=chance.random() < 0.2
             ),
             priority=chance.choice([None, 0, 5, 20, 50]),
             routing_key=chance.choice([None, "", "a", "b"]),
@@ -52,7 +51,7 @@ class Workload:
         )
 
 
-def drive(scheduler: Scheduler, workload: Workload, requests: int, *, burst: int = 8) -> int:
+def drive(scheduler: Scheduler, workload: Workload, requests: int) -> int:
     """Let the requests arrive in bursts and run until all have ended. Returns the number of steps."""
     chance = workload.random
     now = 0.0
@@ -63,7 +62,7 @@ def drive(scheduler: Scheduler, workload: Workload, requests: int, *, burst: int
         steps += 1
         assert steps < 200 * requests + 1000, "the scheduler makes no progress"
         if left and (not scheduler.busy or chance.random() < 0.3):
-            for _ in range(min(left, chance.randint(1, burst))):
+            for _ in range(min(left, chance.randint(1, 8))):
                 scheduler.arrive(workload.request(), now)
                 left -= 1
         if scheduler.lives and chance.random() < 0.02:
@@ -86,7 +85,7 @@ def drive(scheduler: Scheduler, workload: Workload, requests: int, *, burst: int
             sampled.append(chance.randint(3, 900))
             if live.output_len + 1 >= live.request.sampling.max_new_tokens:
                 finishes[live.rid] = Finish("length", live.request.sampling.max_new_tokens)
-            elif chance.random() < 0.02:
+            elif chance.random() < 0.01:
                 finishes[live.rid] = Finish("stop", sampled[-1])
         scheduler.commit(step.batch, sampled, finishes, now)
     return steps
@@ -99,7 +98,7 @@ def record(
     seed: int,
     requests: int,
     checkpoint_every: int = 50,
-    longest_output: int = 40,
+    outputs: tuple[int, int] = (1, 40),
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
@@ -107,6 +106,6 @@ def record(
     tracer = RunTracer(DirectSink(path, 0, described), checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
-    drive(scheduler, Workload(seed, longest_output=longest_output), requests)
+    drive(scheduler, Workload(seed, outputs=outputs), requests)
     tracer.close()
     return path

@@ -18,7 +18,7 @@ from schedscope.recorder.run import Run
 from schedscope.replay.verify import verify
 from simulation import Workload, drive, record
 
-TIGHT = {"max_total_tokens": 1200, "max_running_requests": 60, "schedule_conservativeness": 0.02}
+TIGHT = {"max_total_tokens": 600, "max_running_requests": 60, "schedule_conservativeness": 0.02}
 
 
 def _config(seed: int) -> SchedulerConfig:
@@ -66,7 +66,7 @@ def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, se
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_under_pressure(tmp_path: Path, policy: str, page_size: int) -> None:
     config = SchedulerConfig(schedule_policy=policy, page_size=page_size, chunked_prefill_size=48, **TIGHT)
-    run = Run.open(record(tmp_path, config, seed=11, requests=150, longest_output=80))
+    run = Run.open(record(tmp_path, config, seed=18, requests=70, outputs=(40, 160)))
     assert verify(run, 0).divergence is None
     happened = Counter(row["kind"] for row in run.rows("events", 0))
     assert happened["evict"] > 0
@@ -81,11 +81,11 @@ def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path) -> None:
         priority_scheduling_preemption_threshold=1,
         enable_mixed_chunk=True,
         chunked_prefill_size=64,
-        max_running_requests=16,
-        max_total_tokens=900,
+        max_running_requests=8,
+        max_total_tokens=500,
         schedule_conservativeness=0.02,
     )
-    run = Run.open(record(tmp_path, config, seed=3, requests=250, longest_output=80))
+    run = Run.open(record(tmp_path, config, seed=2, requests=120, outputs=(20, 100)))
     assert verify(run, 0).divergence is None
     happened = Counter(row["kind"] for row in run.rows("events", 0))
     assert min(happened["preempt"], happened["evict"], happened["retract"]) > 0
