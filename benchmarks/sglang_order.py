@@ -24,7 +24,7 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from workloads import Arrival
 
-POOL_TOKENS = 4_000_000
+POOL_TOKENS = 400_000
 PROCESSED_TOKENS = 1_000_000
 
 

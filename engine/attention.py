@@ -130,6 +130,8 @@ class AttentionPlan:
         row_block: Fewest rows of a product.
         num_tokens: Tokens of all spans; what a forward has beyond them is padding.
         written: [num_tokens] slots of the computed positions.
+        decodes: Spans of one token, in groups.
+        prefills: The longer spans.
     """
 
     def __init__(self, spans: Sequence[Span], cache: KvCache, *, invariant: bool) -> None:

@@ -7,6 +7,7 @@ by field. Rows are tuples in the order of `schedscope.recorder.schema`, without 
 from __future__ import annotations
 
 import json
+import math
 from hashlib import blake2b
 from typing import Any
 
@@ -85,8 +86,20 @@ def _row(number: int, rid: str, after: int | None, place: Ranked | None, verdict
 
 
 def key_text(key: Key) -> str:
-    """A sort key as a JSON array; infinite numbers as Infinity."""
-    return json.dumps(tuple(key), separators=(",", ":"))
+    """A sort key as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
+    try:
+        return json.dumps(key, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(key), separators=(",", ":"))
+
+
+def finite(value: Any) -> Any:
+    """The same value with infinite numbers as text."""
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def pass_row(

@@ -300,7 +300,7 @@ _DECISIONS = Table(
             _STRING,
             "JSON",
             "Sort key, smallest first: an array, compared from left to right; the last element is unique. Infinite "
-            "numbers are written `Infinity` and `-Infinity`, as Python's json module reads and writes them.",
+            "numbers, which JSON lacks, are the texts `inf` and `-inf`.",
             "the continuing chunk",
         ),
         Column("key_names", _STRING, None, "Names of the key's elements, joined by commas.", "the continuing chunk"),

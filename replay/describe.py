@@ -10,6 +10,7 @@ from rich.text import Text
 from schedscope.engine.admission import Reason, Result, Verdict
 from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import Key, Ranked
+from schedscope.recorder.rows import finite
 
 REFUSALS = {
     Reason.PREFILL_MAX_REQUESTS: "this pass has {have} requests, as many as it may",
@@ -234,15 +235,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def _json_key(key: Key) -> dict[str, Any]:
     """A key by field name; infinite numbers as text, since JSON has none."""
-    return {name: _finite(value) for name, value in key._asdict().items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    if isinstance(value, tuple):
-        return [_finite(item) for item in value]
-    return value
+    return {name: finite(value) for name, value in key._asdict().items()}
 
 
 def _verdict_json(verdict: Verdict | None) -> dict[str, Any] | None:

@@ -302,6 +302,15 @@ def test_padding_is_what_makes_bits_equal(built_in: Model) -> None:
         assert spread[True] == 0.0 < spread[False]
 
 
+def test_logits_have_the_same_bits_in_any_batch(built_in: Model) -> None:
+    if not kernels_treat_rows_alike():
+        pytest.skip("this CPU's matrix kernels treat the last rows of a product differently")
+    runner = ModelRunner(built_in, num_slots=8)
+    hidden = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    together = runner._logits(hidden)
+    assert all(torch.equal(runner._logits(hidden[i : i + 1])[0], together[i]) for i in range(40))
+
+
 def test_rows_of_one_forward_may_share_slots_that_it_fills(built_in: Model) -> None:
     runner = ModelRunner(built_in, num_slots=SLOTS)
     take = slot_maker()
@@ -458,8 +467,22 @@ def test_sampling_at_the_edges() -> None:
     masked = torch.tensor([[float("-inf"), 1.0, float("-inf")]])
     assert sample(masked.expand(2, -1), [SamplingParams()] * 2, [0, 2**64 - 1]) == [1, 1]
     assert sample(torch.empty(0, 8), [], []) == []
+    # Sums of 300 rounded probabilities lie on either side of 1; the largest share must not leave the row.
+    largest = sample(LOGITS, [SamplingParams()] * 9, [2**64 - 1] * 9)
+    assert largest == [299] * 9
     with pytest.raises(ValueError, match="1 rows, 0 params"):
         sample(tied, [], [])
+
+
+def test_filters_at_ties() -> None:
+    def reachable(size: int, params: SamplingParams) -> set[int]:
+        draws = range(0, 2**64, 2**64 // (2 * size))
+        return set(sample(torch.zeros(1, size).expand(len(draws), -1), [params] * len(draws), draws))
+
+    assert reachable(4, SamplingParams(top_p=0.5)) == {0, 1, 2}
+    assert reachable(4, SamplingParams(min_p=1.0)) == {0, 1, 2, 3}
+    assert reachable(1024, SamplingParams(top_k=3)) == {0, 1, 2}
+    assert reachable(1024, SamplingParams(temperature=0.0)) == {0}
 
 
 def test_seeds_tell_requests_apart_unless_they_bring_their_own(built_in: Model) -> None:
