@@ -184,7 +184,6 @@ def measure(workload: Workload, policy: str, situation: str, repeat: int) -> Jso
     race.sort()
     race.sort()
     ours, touched, theirs = [], [], []
-    gc.collect()
     gc.disable()
     try:
         for _ in range(repeat):
@@ -250,7 +249,6 @@ POOL_TOKENS = 4_000_000
 
 def _time(call: Callable[[], object], repeat: int) -> float:
     times = []
-    gc.collect()
     gc.disable()
     try:
         for _ in range(repeat):
@@ -265,17 +263,18 @@ def _time(call: Callable[[], object], repeat: int) -> float:
 # ---- program -------------------------------------------------------------------------------------------------
 
 
-def print_races(rows: Sequence[Json]) -> None:
-    """The comparison as a table."""
-    print(f"{'':4} {'situation':9} {'policy':23} {'SGLang':>9} {'order':>9} {'+ touch':>9}   ours/SGLang")
-    for row in rows:
-        line = f"{row['workload']:4} {row['situation']:9} {row['policy']:23} "
-        sglang = row.get("sglang_us")
-        line += f"{'-' if sglang is None else sglang:>9} {row['order_us']:>9} {row['order_touch_us']:>9}"
-        if sglang is not None:
-            ratio = row["order_touch_ratio"]
-            line += f"   {row['order_ratio']:.3f}, with touch {ratio:.3f} ({1 / ratio:.1f} x faster)"
-        print(line, flush=True)
+RACE_HEAD = f"{'':4} {'situation':9} {'policy':23} {'SGLang':>9} {'order':>9} {'+ touch':>9}   ours/SGLang"
+
+
+def race_line(row: Json) -> str:
+    """A row of the comparison, as text."""
+    sglang = row.get("sglang_us", "-")
+    line = f"{row['workload']:4} {row['situation']:9} {row['policy']:23} "
+    line += f"{sglang:>9} {row['order_us']:>9} {row['order_touch_us']:>9}"
+    if "sglang_us" in row:
+        ratio = row["order_touch_ratio"]
+        line += f"   {row['order_ratio']:.3f}, with touch {ratio:.3f}: {1 / ratio:.1f} x faster"
+    return line
 
 
 def print_steps(rows: Sequence[Json]) -> None:
@@ -303,13 +302,13 @@ def main() -> int:
         sglang_order.prepare()
     chosen = [workload for workload in WORKLOADS if workload.name in args.workloads.split(",")]
     print("microseconds, median of", args.repeat)
-    races = [
-        measure(workload, policy, situation, args.repeat)
-        for workload in chosen
-        for situation in args.situations.split(",")
-        for policy in args.policies.split(",")
-    ]
-    print_races(races)
+    print(RACE_HEAD)
+    races = []
+    for workload in chosen:
+        for situation in args.situations.split(","):
+            for policy in args.policies.split(","):
+                races.append(measure(workload, policy, situation, args.repeat))
+                print(race_line(races[-1]), flush=True)
     steps = [measure_step(workload, args.repeat) for workload in chosen]
     print_steps(steps)
     if args.json:

@@ -90,10 +90,8 @@ def _draw(probabilities: Tensor, seeds: Sequence[int]) -> list[int]:
     """Per row of [rows, vocab], the first token at which the summed weights exceed the row's uniform share."""
     summed = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = summed[:, -1:]
-    # 53 bits: every share is exact and below 1.
+    # 53 bits: exact, and even the largest share of any total rounds to less than the total.
     shares = [(seed >> (_SEED_BITS - 53)) * 2.0**-53 for seed in seeds]
     target = total * torch.tensor(shares, dtype=torch.float64, device=total.device)[:, None]
-    # Rounding could lift the product to the total itself, which no token exceeds.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     tokens: list[int] = torch.searchsorted(summed, target, right=True)[:, 0].tolist()
     return tokens

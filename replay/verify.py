@@ -75,15 +75,17 @@ def verify(
     for replayed in replayer.replay(start_pass):
         number = replayed.recorded["pass"]
         steps += 1
-        found = _compare_step(rank, replayed)
-        if found is None and number is not None and number >= start_pass:
+        found = None
+        if number is not None and number >= start_pass:
             rows = decision_rows(number, replayed.plan) if replayed.plan is not None else []
-            found = _compare_pass(rank, replayed, recorded_passes.get(number), rows)
-            found = found or recorded_decisions.compare(rank, replayed, rows)
+            # What caused a difference comes before what followed from it.
+            found = recorded_decisions.compare(rank, replayed, rows)
+            found = found or _compare_pass(rank, replayed, recorded_passes.get(number), rows)
             passes += 1
             decisions += len(rows)
             if progress is not None:
                 progress(passes)
+        found = found or _compare_step(rank, replayed)
         if found is not None:
             return Verdict(rank, passes, decisions, steps, found)
         if stop_pass is not None and number is not None and number >= stop_pass:

@@ -1,0 +1,63 @@
+"""Makes the pictures in docs/images from real commands: python docs/make_images.py
+
+Each picture is what a terminal shows, colours included.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+IMAGES = Path(__file__).parent / "images"
+COLUMNS = 118
+
+
+def schedscope(*words: str, cwd: Path) -> str:
+    """The coloured output of a command. Raises CalledProcessError if it fails."""
+    env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TTY_INTERACTIVE": "0"}
+    command = [sys.executable, "-m", "schedscope.cli.main", *words]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+def picture(name: str, *shown: tuple[str, str]) -> None:
+    """Draw commands and their outputs as one terminal."""
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: PTH123, SIM115
+    for command, output in shown:
+        console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
+        console.print(Text.from_ansi(output.rstrip("\n")))
+        console.print()
+    path = IMAGES / f"{name}.svg"
+    console.save_svg(str(path), title="schedscope")
+    print(path)
+
+
+def interesting_pass(demo: str) -> str:
+    """The pass that the demo points to."""
+    line = next(line for line in demo.splitlines() if "replay pass" in line)
+    return line.split("replay pass ")[1].split()[0]
+
+
+def main() -> None:
+    """Draw all pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        cwd = Path(folder)
+        demo = schedscope("demo", cwd=cwd)
+        number = interesting_pass(demo)
+        other = schedscope("replay", "pass", number, "--policy", "hrrn", cwd=cwd)
+        picture("demo", ("schedscope demo", demo))
+        picture(
+            "replay",
+            (f"schedscope replay pass {number}", schedscope("replay", "pass", number, cwd=cwd)),
+            (f"schedscope replay pass {number} --policy hrrn", other),
+        )
+
+
+if __name__ == "__main__":
+    main()
