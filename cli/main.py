@@ -27,6 +27,8 @@ for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)
 
 USAGE = 2
+EXTRA_PACKAGES = {"h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"}
+"""What the engine extra brings."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -43,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except cyclopts.CycloptsError as error:
         print(f"schedscope: {_first_line(error)}", file=sys.stderr)
         print(f"Try: {' '.join(['schedscope', *_command_words(words), '--help'])}", file=sys.stderr)
+        return USAGE
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_PACKAGES:
+            raise
+        print(f"schedscope: this command needs {package}: pip install 'schedscope[engine]'", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

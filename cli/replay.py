@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from schedscope.cli.output import console, errors, gap_words, print_json
 from schedscope.cli.serve import parse_settings
 from schedscope.engine.errors import DivergenceError, RunNotFoundError
@@ -71,7 +72,9 @@ def one_pass(
 
 
 @app.command(name="all")
-def every_pass(*, run: str | None = None, log: Path | None = None, rank: int | None = None, json: Switch = False) -> int:
+def every_pass(
+    *, run: str | None = None, log: Path | None = None, rank: int | None = None, json: Switch = False
+) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 
     Parameters
@@ -111,8 +114,9 @@ def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
     verdicts = []
     with _progress() as progress:
         for each in ranks:
-            task = progress.add_task(f"rank {each}", total=run.passes(each).count if each in run.ranks else 0)
-            verdicts.append(verify(run, each, progress=lambda done, task=task: progress.update(task, completed=done)))
+            total = run.passes(each).count if each in run.ranks else 0
+            advance = partial(_advance, progress, progress.add_task(f"rank {each}", total=total))
+            verdicts.append(verify(run, each, progress=advance))
     return verdicts
 
 
@@ -124,6 +128,10 @@ def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
         what = f"rank {verdict.rank}: {verdict.passes:,} passes, {verdict.decisions:,} decisions"
         console.print(what, end=": ")
         _print_verdict(verdict)
+
+
+def _advance(progress: Progress, task: TaskID, done: int) -> None:
+    progress.update(task, completed=done)
 
 
 def _progress() -> Progress:

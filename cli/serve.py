@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from schedscope.cli.output import errors
-from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.config import COMPAT, SchedulerConfig
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.ordering import POLICIES, resolve_policy
 
@@ -53,6 +53,7 @@ def serve(
     enable_dp_attention: Flag = False,
     req_waiting_timeout: float | None = None,
     random_seed: int = 0,
+    compat: str = COMPAT,
     setting: Annotated[list[str] | None, Parameter(name="--set")] = None,
 ) -> int:
     """Serve a model over HTTP. Recorded when started as `schedscope record -- serve ...`.
@@ -126,6 +127,8 @@ def serve(
         Seconds in the queue after which a request is aborted.
     random_seed
         Seed of the random policy, of sampling, and of the built-in model's weights.
+    compat
+        Whose decisions to make; sglang-0.5.23 is all there is.
     setting
         `name=value`: any other scheduler setting, such as in_batch_prefix_caching_check_threshold.
     """
@@ -158,6 +161,7 @@ def serve(
         enable_dp_attention=enable_dp_attention,
         req_waiting_timeout=req_waiting_timeout,
         random_seed=random_seed,
+        compat=compat,
     ).with_settings(parse_settings(setting or []))
     check_servable(config)
     if not 0 <= port <= 65_535:

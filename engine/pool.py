@@ -8,19 +8,21 @@ from schedscope.engine.errors import SchedscopeError
 
 
 class PoolExhaustedError(SchedscopeError):
-    """Admission promised memory that is not there. SGLang's server stops here; ours aborts the request."""
+    """Admission promised memory that is not there. SGLang's server stops here; ours ends the batch's requests."""
 
 
 class KVPool:
     """Free slots of a pool of `num_pages` pages of `page_size` tokens.
 
-    Page 0..n-1 holds the slots `page * page_size ..`. Freed pages are taken again last in, first out.
+    Page n holds the slots `n * page_size ..`. Freed pages are taken again, last in, first out, before fresh ones.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self._free = array("i", range(num_pages - 1, -1, -1))
+        self._fresh = 0
+        """The first page that was never taken."""
+        self._freed = array("i")
 
     @property
     def size(self) -> int:
@@ -30,49 +32,55 @@ class KVPool:
     @property
     def available(self) -> int:
         """Free tokens, whole pages."""
-        return len(self._free) * self.page_size
+        return (len(self._freed) + self.num_pages - self._fresh) * self.page_size
 
     def extend(self, row: array[int], end: int) -> None:
         """Append slots to `row` until it holds `end`; fills its last page first. Raises PoolExhaustedError."""
         page = self.page_size
         missing = end - len(row)
         spare = min(-len(row) % page, missing)
-        pages = -(-(missing - spare) // page)
-        if pages > len(self._free):
-            raise PoolExhaustedError(
-                f"the KV pool has {self.available} free tokens, {pages * page} are needed"
-            )
+        count = -(-(missing - spare) // page)
+        if count * page > self.available:
+            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {count * page} are needed")
         if spare > 0:
-            last = row[-1]
-            row.extend(range(last + 1, last + 1 + spare))
-        taken = self._free[len(self._free) - pages :]
-        del self._free[len(self._free) - pages :]
-        taken.reverse()
+            following = row[-1] + 1
+            row.extend(range(following, following + spare))
+        pages = self._take(count)
         if page == 1:
-            row.extend(taken)
+            row.extend(pages)
             return
-        for number in taken:
+        for number in pages:
             row.extend(range(number * page, number * page + page))
         del row[end:]
+
+    def _take(self, count: int) -> array[int]:
+        used = min(count, len(self._freed))
+        keep = len(self._freed) - used
+        pages = self._freed[keep:]
+        pages.reverse()
+        del self._freed[keep:]
+        fresh = count - used
+        pages.extend(range(self._fresh, self._fresh + fresh))
+        self._fresh += fresh
+        return pages
 
     def free(self, slots: array[int]) -> None:
         """Give back whole pages; `slots` starts on a page boundary of its holder's row."""
         page = self.page_size
         pages = slots[::page] if page == 1 else array("i", (slot // page for slot in slots[::page]))
         pages.reverse()
-        self._free.extend(pages)
+        self._freed.extend(pages)
 
     def shrink(self, available: int) -> None:
         """Give up free pages until at most `available` tokens, whole pages, are free."""
-        keep = available // self.page_size
-        surplus = max(len(self._free) - keep, 0)
-        del self._free[:surplus]
-        self.num_pages -= surplus
+        surplus = max(self.available - available, 0)
+        self.num_pages -= -(-surplus // self.page_size)
 
-    def snapshot(self) -> list[int]:
-        """The free pages, next to be taken last."""
-        return self._free.tolist()
+    def snapshot(self) -> tuple[int, bytes]:
+        """What tells the free pages: the first fresh one, and those that were freed."""
+        return self._fresh, self._freed.tobytes()
 
-    def restore(self, free: list[int]) -> None:
+    def restore(self, fresh: int, freed: bytes) -> None:
         """Undo `snapshot`."""
-        self._free = array("i", free)
+        self._fresh = fresh
+        self._freed = array("i", freed)

@@ -71,7 +71,7 @@ def take_snapshot(scheduler: Scheduler) -> dict[str, Any]:
         "random_state": state.random_state,
         "delayer": list(state.delayer),
         "prefill_batch_sizes": list(state.prefill_batch_sizes),
-        "free_pages": state.pool.snapshot(),
+        "free_pages": list(state.pool.snapshot()),
         "cache": _pack_cache(state.cache),
     }
 
@@ -98,7 +98,7 @@ def restore_snapshot(
         state.random_state = RandomState((version, tuple(words), gauss))
     state.delayer = DelayerState(*snapshot["delayer"])
     state.prefill_batch_sizes = deque(snapshot["prefill_batch_sizes"], state.prefill_batch_sizes.maxlen)
-    state.pool.restore(snapshot["free_pages"])
+    state.pool.restore(*snapshot["free_pages"])
     return scheduler
 
 

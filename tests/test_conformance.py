@@ -17,7 +17,7 @@ def _all(folder: Path) -> list[Placed]:
     return list(read_scenarios([folder]))
 
 
-@pytest.mark.parametrize("file", sorted(CONFORMANCE.glob("*.jsonl")), ids=lambda path: path.name)
+@pytest.mark.parametrize("file", sorted(CONFORMANCE.glob("*.jsonl*")), ids=lambda path: path.name)
 def test_generated_scenarios_come_out_as_in_sglang(file: Path) -> None:
     checked = [check(placed) for placed in read_scenarios([file])]
     different = [f"{c.scenario.id}: {c.differences[0]}" for c in checked if c.differences]

@@ -1,0 +1,54 @@
+"""What a user gets with pip, and what a command costs before it does anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("engine", "recorder", "replay", "cli")
+
+
+def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("schedscope-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    for package in PACKAGES:
+        for file in (ROOT / package).iterdir():
+            if file.is_file():
+                assert f"schedscope/{package}/{file.name}" in held
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "pyarrow", "duckdb", "numpy", "httpx", "starlette", "yaml")
+    code = (
+        "import sys; from schedscope.cli.main import main; main(['--help']); "
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_recording_and_replay_need_no_torch() -> None:
+    code = (
+        "import sys; import schedscope.recorder.companion, schedscope.replay.verify, schedscope.replay.scenario_check; "
+        "print([name for name in ('torch', 'transformers', 'starlette', 'httpx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['httpx'] = None\n"
+        "from schedscope.cli.main import main\n"
+        "sys.exit(main(['load', 'sample_logs/traces/mooncake_conversation_300.jsonl', '--url', 'http://127.0.0.1:9']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "schedscope[engine]" in done.stderr
+    assert "Traceback" not in done.stderr
