@@ -65,9 +65,7 @@ def demo(*, log: Path | None = None, speed: float = 1.0) -> int:
             console.print(f"[bold]2. Sending[/] {len(rows)} requests: cold system prompts, a hot tenant, strangers.")
             with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
                 task = progress.add_task("requests", total=len(rows))
-                load = run_load(
-                    rows, url=url, speed=speed, scale=SCALE, on_outcome=lambda _: progress.advance(task)
-                )
+                load = run_load(rows, url=url, speed=speed, scale=SCALE, on_outcome=lambda _: progress.advance(task))
                 report = asyncio.run(load)
         finally:
             server.send_signal(signal.SIGINT)

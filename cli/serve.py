@@ -213,9 +213,7 @@ def _run(
     model = load_model(path, device=device, dtype=dtype, seed=config.random_seed)
     tracers: list[RunTracer | None] = []
     for rank in range(config.dp_size):
-        described = Description(
-            source=Source("engine", own_version()), config=config.to_dict(), model=model.name
-        )
+        described = Description(source=Source("engine", own_version()), config=config.to_dict(), model=model.name)
         sink = open_sink(rank, described)
         tracers.append(None if sink is None else RunTracer(sink))
     engine = ServingEngine(config, model, load_tokenizer(path), tracers=tracers)

@@ -137,9 +137,7 @@ def admit(
 class _Pass:
     """The fold of one pass. Lives as long as `admit`; what it holds never leaves it but as an `Admission`."""
 
-    def __init__(
-        self, view: View, config: SchedulerConfig, touches: Sequence[Match], batch_is_full: bool
-    ) -> None:
+    def __init__(self, view: View, config: SchedulerConfig, touches: Sequence[Match], batch_is_full: bool) -> None:
         self.view = view
         self.config = config
         self.cache = ScratchCache(view.cache, touches)
@@ -295,15 +293,11 @@ class _Pass:
             self.operations.append(Touch(request.rid, match.length))
         if self.config.radix_force_miss:
             match = self.cache.nothing
-        request = request._replace(
-            prefix_len=prefix_len, matched=min(prefix_len, limit), fill_len=request.length
-        )
+        request = request._replace(prefix_len=prefix_len, matched=min(prefix_len, limit), fill_len=request.length)
         self.looked[request.rid] = request
         if self._at_prefill_max_requests():
             most = self.config.prefill_max_requests
-            return self._refuse(
-                request, Result.OTHER, Reason.PREFILL_MAX_REQUESTS, len(self.batch) + 1, most
-            )
+            return self._refuse(request, Result.OTHER, Reason.PREFILL_MAX_REQUESTS, len(self.batch) + 1, most)
         if request.ignore_eos and self.cache.disabled:
             return self._admit_ignoring_eos(request)
         return self._admit(request, match, has_chunked)
@@ -376,7 +370,7 @@ class _Pass:
         elif own[0] > 0:
             # SGLang's own insertion: before the first that is not shorter, else before the last.
             place = 0
-            for place in range(len(self.outputs)):  # noqa: B007
+            for place in range(len(self.outputs)):
                 if own[0] <= self.outputs[place][0]:
                     break
             self.outputs.insert(place, own)
@@ -461,16 +455,12 @@ class _Pass:
                 max_prefill_bs=view.max_prefill_bs,
                 waiting_queue_len=len(view.queue),
             )
-            self.negotiation = negotiate(
-                config, view.delayer, own, view.reports, view.now, config.max_running_requests
-            )
+            self.negotiation = negotiate(config, view.delayer, own, view.reports, view.now, config.max_running_requests)
         return self.negotiation.allow
 
     def _preempt(self, request: Waiting) -> Preemption | None:
         """Release running requests of lower priority for this one, if enough can be freed."""
-        found = find_victims(
-            request, self.running, self.config, self.view.new_token_ratio, self.remaining().total
-        )
+        found = find_victims(request, self.running, self.config, self.view.new_token_ratio, self.remaining().total)
         if found is None:
             return None
         room = []

@@ -16,15 +16,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from schedscope.engine import protocol
+from schedscope.engine.batch import Batch, Member
 from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RequestError, ServerError
+from schedscope.engine.live import Live
 from schedscope.engine.model import Model
 from schedscope.engine.protocol import Output
 from schedscope.engine.request import Request
 from schedscope.engine.runner import BatchRow, ModelRunner
 from schedscope.engine.scheduler import Ended, Finish, Scheduler
-from schedscope.engine.state import Batch, Live
 from schedscope.engine.tokenizer import IncrementalDecoder, Tokenizer
+from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -114,7 +117,7 @@ class RankLoop:
         self.inbox: queue.SimpleQueue[Arrival | Abort | Flush | None] = queue.SimpleQueue()
         self._eos = model.eos_token_ids
         self._tokenizer = tokenizer
-        self._clock = clock
+        self.clock = clock
         self._talks: dict[str, Talk] = {}
 
     def take(self, wait_s: float | None = 0.0) -> bool:
@@ -133,7 +136,7 @@ class RankLoop:
             return True
 
     def _take(self, item: Arrival | Abort | Flush) -> None:
-        now = self._clock()
+        now = self.clock()
         match item:
             case Arrival(request, deliver) if request.rid in self.scheduler.lives:
                 deliver(_rid_in_use(request))
@@ -146,7 +149,7 @@ class RankLoop:
             case Flush(done):
                 done(self.scheduler.flush(now))
 
-    def turn(self, now: float, reports: Sequence[Any] = ()) -> bool:
+    def turn(self, now: float, reports: Sequence[Report] = ()) -> bool:
         """One step. Returns whether anything was computed."""
         step = self.scheduler.step(now, tuple(reports))
         self._tell_ended(step.ended)
@@ -167,7 +170,7 @@ class RankLoop:
                 finish = self._finish_of(member.live, token)
                 if finish is not None:
                     finishes[member.live.rid] = finish
-        self.scheduler.commit(batch, sampled, finishes, self._clock())
+        self.scheduler.commit(batch, sampled, finishes, self.clock())
         for member, token in zip(batch.members, sampled, strict=True):
             if token is not None:
                 self._tell_token(member.live, token, finishes.get(member.live.rid))
@@ -256,11 +259,11 @@ def _rid_in_use(request: Request) -> Output:
     )
 
 
-def _batch_row(member: Any) -> BatchRow:
+def _batch_row(member: Member) -> BatchRow:
     live = member.live
     return BatchRow(
         rid=live.rid,
-        tokens=live.tokens[member.start * 4 : member.end * 4],
+        tokens=live.tokens[member.start * TOKEN_BYTES : member.end * TOKEN_BYTES],
         start=member.start,
         end=member.end,
         slots=live.row[: member.end],
@@ -290,10 +293,10 @@ def run_rank(rank: RankLoop) -> None:
         if not scheduler.busy:
             wait = None
             continue
-        computed = rank.turn(rank._clock())
+        computed = rank.turn(rank.clock())
         wait = 0.0 if computed else STALLED_PAUSE_S
         if not scheduler.busy:
-            scheduler.idle(rank._clock())
+            scheduler.idle(rank.clock())
             wait = None
 
 
@@ -304,7 +307,7 @@ def run_lockstep(ranks: Sequence[RankLoop]) -> None:
         busy = any(rank.scheduler.busy for rank in ranks)
         computed = False
         if busy:
-            now = ranks[0]._clock()
+            now = ranks[0].clock()
             reports = [rank.scheduler.report(now) for rank in ranks]
             for i, rank in enumerate(ranks):
                 computed |= rank.turn(now, (*reports[:i], *reports[i + 1 :]))

@@ -43,14 +43,9 @@ def find_victims(
     A request that admission never looked at counts as having no prompt here, as upstream.
     """
     sign = config.priority_sign
-    candidates = sorted(
-        (r for r in running if not r.finished), key=lambda r: (r.priority * -sign, -r.entry_time)
-    )
+    candidates = sorted((r for r in running if not r.finished), key=lambda r: (r.priority * -sign, -r.entry_time))
     missing = (
-        request.fill_len
-        - request.prefix_len
-        + min(request.max_new_tokens, config.clip_max_new_tokens)
-        - rem_total
+        request.fill_len - request.prefix_len + min(request.max_new_tokens, config.clip_max_new_tokens) - rem_total
     )
     chosen: set[str] = set()
     for candidate in candidates:

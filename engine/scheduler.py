@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from schedscope.engine.batch import Batch
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import Report
+from schedscope.engine.live import Live
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request
-from schedscope.engine.state import Batch, Live, SchedulerState
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Event, NullTracer, StepRecord, Tracer
 from schedscope.engine.view import View
 
@@ -166,9 +168,7 @@ class Scheduler:
         self.tracer.on_step(record, state)
         return Step(number, plan, batch, tuple(ended))
 
-    def commit(
-        self, batch: Batch, sampled: Sequence[int | None], finishes: Mapping[str, Finish], now: float
-    ) -> None:
+    def commit(self, batch: Batch, sampled: Sequence[int | None], finishes: Mapping[str, Finish], now: float) -> None:
         """Take in a batch's tokens: one per row, None where the prompt goes on.
 
         Args:

@@ -13,10 +13,10 @@ from typing import Any
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import DelayerState
+from schedscope.engine.live import Live
 from schedscope.engine.radix import Node, RadixCache
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
-from schedscope.engine.state import Live
 from schedscope.engine.tracer import Tracer
 
 _LIVE_FACTS = (
@@ -76,9 +76,7 @@ def take_snapshot(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def restore_snapshot(
-    snapshot: dict[str, Any], config: SchedulerConfig, tracer: Tracer | None = None
-) -> Scheduler:
+def restore_snapshot(snapshot: dict[str, Any], config: SchedulerConfig, tracer: Tracer | None = None) -> Scheduler:
     """A scheduler that goes on where `take_snapshot` left off."""
     scheduler = Scheduler(config, tracer)
     state = scheduler.state

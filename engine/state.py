@@ -10,125 +10,22 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from schedscope.engine import tokens
 from schedscope.engine.admission import Verdict
+from schedscope.engine.batch import Batch, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan
 from schedscope.engine.delayer import DelayerState, Report
 from schedscope.engine.errors import ConfigError
+from schedscope.engine.live import Live
 from schedscope.engine.operations import Lock, Preempt, Touch
 from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
-from schedscope.engine.radix import Evicted, Node, RadixCache, namespace
+from schedscope.engine.radix import Evicted, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.view import Chunked, Running, View, Waiting
-
-
-class Live:
-    """A request that has arrived and not yet ended."""
-
-    __slots__ = (
-        "arrival_processed_tokens",
-        "cached_tokens",
-        "entry_time",
-        "extend_end",
-        "fill_len",
-        "finished",
-        "inserted_len",
-        "kv_len",
-        "lock",
-        "matched",
-        "output_len",
-        "preemptions",
-        "prefix_len",
-        "priority",
-        "prompt_len",
-        "protected_len",
-        "request",
-        "retracted",
-        "retractions",
-        "row",
-        "space",
-        "to_finish",
-        "tokens",
-    )
-
-    def __init__(self, request: Request, priority: int) -> None:
-        self.request = request
-        self.priority = priority
-        self.space = namespace(request.extra_key, request.cache_salt)
-        self.tokens = request.prompt
-        self.prompt_len = request.prompt_len
-        self.output_len = 0
-        self.entry_time = 0.0
-        self.arrival_processed_tokens = 0
-        self.retracted = False
-        self.finished = False
-        self.to_finish: str | None = None
-        """Why it is to end with its next token: a client's abort."""
-        # last look at the cache
-        self.prefix_len = 0
-        self.matched = 0
-        self.fill_len = 0
-        # KV pool
-        self.row: array[int] = array("i")
-        """Slot of every token held."""
-        self.kv_len = 0
-        """Tokens whose KV is computed or will be by the forward under way."""
-        self.extend_end = 0
-        self.protected_len = 0
-        """Leading tokens whose slots belong to the cache."""
-        self.inserted_len = 0
-        self.lock: Node | None = None
-        # for people
-        self.cached_tokens = 0
-        self.retractions = 0
-        self.preemptions = 0
-
-    @property
-    def rid(self) -> str:
-        """The request's id."""
-        return self.request.rid
-
-    @property
-    def length(self) -> int:
-        """Prompt and output, tokens."""
-        return self.prompt_len + self.output_len
-
-    def append(self, token: int) -> None:
-        """Take one output token."""
-        self.tokens += tokens.encode((token,))
-        self.output_len += 1
-
-
-class Member(NamedTuple):
-    """A request's part of a forward."""
-
-    live: Live
-    start: int
-    """First position to compute."""
-    end: int
-    """One past the last."""
-    decode: bool
-    """It decodes, in a batch that may prefill others."""
-    unfinished: bool
-    """Its prompt goes on in a later pass: no token is sampled."""
-
-
-class Batch(NamedTuple):
-    """What the model has to compute in this step."""
-
-    kind: str
-    """`prefill`, `decode` or `mixed`."""
-    members: tuple[Member, ...]
-
-    @property
-    def extend_tokens(self) -> int:
-        """Tokens that SGLang counts as processed: all but pure decode rows."""
-        return sum(member.end - member.start for member in self.members) if self.kind != "decode" else 0
 
 
 class SchedulerState:
@@ -427,9 +324,7 @@ class SchedulerState:
             return
         sequence = live.tokens[: up_to * tokens.TOKEN_BYTES]
         priority = live.priority
-        inserted = self.cache.insert(
-            sequence, live.space, live.row, priority=priority, inserted_len=live.inserted_len
-        )
+        inserted = self.cache.insert(sequence, live.space, live.row, priority=priority, inserted_len=live.inserted_len)
         page = self.config.page_size
         whole = up_to // page * page
         live.inserted_len = max(live.inserted_len, whole)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from schedscope.engine.batch import Batch
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.delayer import Report
-from schedscope.engine.state import Batch, Live, SchedulerState
+from schedscope.engine.live import Live
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.view import View
 
 

@@ -40,7 +40,8 @@ def state_facts(state: SchedulerState) -> dict[str, Any]:
 
 def decision_rows(number: int, plan: Plan) -> list[Row]:
     """One `decisions` row per request of the pass: the continuing chunk first, then the queue as sorted."""
-    assert plan.ordering is not None and plan.admission is not None
+    assert plan.ordering is not None
+    assert plan.admission is not None
     verdicts = {verdict.rid: verdict for verdict in plan.admission.verdicts}
     ranked = {place.request.rid for place in plan.ordering.ranked}
     rows = [_row(number, v.rid, None, None, v) for v in plan.admission.verdicts if v.rid not in ranked]
@@ -113,7 +114,8 @@ def pass_row(
     decide_ns: int,
 ) -> Row:
     """The `passes` row of a pass."""
-    assert plan.ordering is not None and plan.admission is not None
+    assert plan.ordering is not None
+    assert plan.admission is not None
     ordering, admission = plan.ordering, plan.admission
     before = admission.budget
     after = admission.verdicts[-1].remaining if admission.verdicts else before

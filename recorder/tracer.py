@@ -15,9 +15,10 @@ import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
+from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import take_snapshot
-from schedscope.engine.state import Live, SchedulerState
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Event, StepRecord
 from schedscope.engine.view import View
 from schedscope.recorder.frame import encode_frame

@@ -119,7 +119,8 @@ def pass_table(plan: Plan, *, title: str, compared: Plan | None = None) -> Table
     table.add_column("matched", justify="right", no_wrap=True)
     table.add_column("held back for", overflow="fold")
     table.add_column("verdict", overflow="fold")
-    assert plan.ordering is not None and plan.admission is not None
+    assert plan.ordering is not None
+    assert plan.admission is not None
     verdicts = {verdict.rid: verdict for verdict in plan.admission.verdicts}
     places = _places(compared)
     queued = set()
@@ -177,7 +178,8 @@ def printable(text: str) -> str:
 
 def heading(plan: Plan) -> str:
     """Policy and budgets of a pass, in a line or two."""
-    assert plan.ordering is not None and plan.admission is not None
+    assert plan.ordering is not None
+    assert plan.admission is not None
     ordering, left = plan.ordering, plan.admission.budget
     policy = ordering.active
     if ordering.fallback is not None:

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import yaml
-
 from schedscope.engine.errors import ScenarioError
 
 T = TypeVar("T")

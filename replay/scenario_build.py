@@ -9,8 +9,9 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import DelayerState
 from schedscope.engine.errors import ConfigError, ScenarioError
+from schedscope.engine.live import Live
 from schedscope.engine.request import Request, SamplingParams
-from schedscope.engine.state import Live, SchedulerState
+from schedscope.engine.state import SchedulerState
 from schedscope.replay.scenario import CacheEntry, Part, Scenario, SceneRequest
 
 FIRST_SEGMENT_TOKEN = 2**30
@@ -185,10 +186,7 @@ class StateBuilder:
         """Compute the first `end` tokens alone, and keep them in the cache, locked."""
         cache = state.cache
         match = cache.match(live.tokens, live.space, max(end - 1, 0))
-        if match.length:
-            node = cache.touch(match)
-        else:
-            node = cache.root
+        node = cache.touch(match) if match.length else cache.root
         if state.config.radix_force_miss:
             match, node = match._replace(length=0), cache.root
         cache.lock(node)

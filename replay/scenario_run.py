@@ -8,6 +8,7 @@ from typing import Any
 
 from schedscope.engine import tokens
 from schedscope.engine.admission import Verdict
+from schedscope.engine.batch import Batch
 from schedscope.engine.chance import seeded
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import DelayerState, Report, delayer_slots, local_report, negotiate
@@ -15,7 +16,7 @@ from schedscope.engine.errors import ConfigError, ScenarioError
 from schedscope.engine.ordering import POLICIES, SGLANG_POLICIES
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.radix import namespace
-from schedscope.engine.state import Batch, SchedulerState
+from schedscope.engine.state import SchedulerState
 from schedscope.replay.scenario import CacheEntry, Scenario
 from schedscope.replay.scenario_build import StateBuilder, scenario_config
 
@@ -90,9 +91,7 @@ class _PassScenario:
             expect.update(seen[0])
         if "error" not in seen[-1]:
             expect["probe"] = [
-                self.state.cache.match(
-                    self.builder.words.sequence(p.seq), namespace(p.extra_key, p.cache_salt)
-                ).length
+                self.state.cache.match(self.builder.words.sequence(p.seq), namespace(p.extra_key, p.cache_salt)).length
                 for p in self.scenario.probe
             ]
         return self.outcome
@@ -228,9 +227,7 @@ def _run_delayer(scenario: Scenario) -> Outcome:
     config = scenario_config(scenario)
     count = config.dp_size if config.enable_dp_attention else 1
     start = scenario.delayer
-    state = (
-        DelayerState(start.delayed_count, -start.age_ms / 1000.0, start.skip_first) if start else DelayerState()
-    )
+    state = DelayerState(start.delayed_count, -start.age_ms / 1000.0, start.skip_first) if start else DelayerState()
     states = [state] * count
     windows = [deque[int](maxlen=config.prefill_delayer_max_prefill_bs_window_size) for _ in range(count)]
     passes = scenario.passes
@@ -307,9 +304,7 @@ def _run_evict(scenario: Scenario) -> Outcome:
     results: list[dict[str, int]] = []
     for op in scenario.ops:
         if op.insert is not None:
-            entry = CacheEntry(
-                seq=op.insert, extra_key=op.extra_key, cache_salt=op.cache_salt, priority=op.priority
-            )
+            entry = CacheEntry(seq=op.insert, extra_key=op.extra_key, cache_salt=op.cache_salt, priority=op.priority)
             builder.cache(state, entry)
         elif op.touch is not None or op.probe is not None or op.lock is not None:
             sequence = builder.words.sequence(op.touch or op.probe or op.lock or [])

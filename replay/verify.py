@@ -107,9 +107,7 @@ def _compare_step(rank: int, replayed: Replayed) -> Divergence | None:
     }
     for field, value in made.items():
         if recorded[field] != value:
-            return Divergence(
-                rank, recorded["pass"], recorded["step"], "steps", None, field, recorded[field], value
-            )
+            return Divergence(rank, recorded["pass"], recorded["step"], "steps", None, field, recorded[field], value)
     return None
 
 

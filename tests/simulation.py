@@ -41,9 +41,7 @@ class Workload:
         return Request(
             rid=f"r{self._count}",
             prompt=tokens.encode(prompt),
-            sampling=SamplingParams(
-                max_new_tokens=chance.randint(*self._outputs), ignore_eos=chance.random() < 0.2
-            ),
+            sampling=SamplingParams(max_new_tokens=chance.randint(*self._outputs), ignore_eos=chance.random() < 0.2),
             priority=chance.choice([None, 0, 5, 20, 50]),
             routing_key=chance.choice([None, "", "a", "b"]),
             extra_key=chance.choice([None, None, "lora"]),

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,9 +296,9 @@ def test_runs_lists_what_there_is(run: Path, capsys: pytest.CaptureFixture[str])
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`schedscope record -- serve`, ready."""
-    words = "record --log LOGS --name job -- serve --port 0 --schedule-policy lpm --page-size 16".split()
-    words += ["--max-total-tokens", "4096", "--chunked-prefill-size", "256"]
-    command = [sys.executable, "-m", "schedscope.cli.main", *(w.replace("LOGS", str(tmp_path)) for w in words)]
+    recorder = ["record", "--log", str(tmp_path), "--name", "job", "--"]
+    options = ["--schedule-policy=lpm", "--page-size=16", "--max-total-tokens=4096", "--chunked-prefill-size=256"]
+    command = [sys.executable, "-m", "schedscope.cli.main", *recorder, "serve", "--port=0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     url = ""
@@ -336,7 +335,7 @@ def test_record_load_stop_replay(
     assert "identical" in replayed.stdout
 
 
-def test_a_killed_server_leaves_a_readable_run(server: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
+def test_a_killed_server_leaves_a_readable_run(server: tuple[subprocess.Popen[str], str]) -> None:
     process, url = server
     assert schedscope("load", TRACE, "--url", url, "--requests", 10, "--scale", 0.02, "--speed", 0).returncode == 0
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -368,4 +367,3 @@ def test_a_recorded_command_keeps_its_exit_code(tmp_path: Path, capfd: pytest.Ca
     captured = capfd.readouterr()
     assert "Nothing was recorded" in captured.err
     assert Path(captured.out.splitlines()[-1]).is_dir()
-

@@ -1,0 +1,86 @@
+"""A request while it lives: what changes from step to step. Only the state and the scheduler write it."""
+
+from __future__ import annotations
+
+from array import array
+
+from schedscope.engine import tokens
+from schedscope.engine.radix import Node, namespace
+from schedscope.engine.request import Request
+
+
+class Live:
+    """A request that has arrived and not yet ended."""
+
+    __slots__ = (
+        "arrival_processed_tokens",
+        "cached_tokens",
+        "entry_time",
+        "extend_end",
+        "fill_len",
+        "finished",
+        "inserted_len",
+        "kv_len",
+        "lock",
+        "matched",
+        "output_len",
+        "preemptions",
+        "prefix_len",
+        "priority",
+        "prompt_len",
+        "protected_len",
+        "request",
+        "retracted",
+        "retractions",
+        "row",
+        "space",
+        "to_finish",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, priority: int) -> None:
+        self.request = request
+        self.priority = priority
+        self.space = namespace(request.extra_key, request.cache_salt)
+        self.tokens = request.prompt
+        self.prompt_len = request.prompt_len
+        self.output_len = 0
+        self.entry_time = 0.0
+        self.arrival_processed_tokens = 0
+        self.retracted = False
+        self.finished = False
+        self.to_finish: str | None = None
+        """Why it is to end with its next token: a client's abort."""
+        # last look at the cache
+        self.prefix_len = 0
+        self.matched = 0
+        self.fill_len = 0
+        # KV pool
+        self.row: array[int] = array("i")
+        """Slot of every token held."""
+        self.kv_len = 0
+        """Tokens whose KV is computed or will be by the forward under way."""
+        self.extend_end = 0
+        self.protected_len = 0
+        """Leading tokens whose slots belong to the cache."""
+        self.inserted_len = 0
+        self.lock: Node | None = None
+        # for people
+        self.cached_tokens = 0
+        self.retractions = 0
+        self.preemptions = 0
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.request.rid
+
+    @property
+    def length(self) -> int:
+        """Prompt and output, tokens."""
+        return self.prompt_len + self.output_len
+
+    def append(self, token: int) -> None:
+        """Take one output token."""
+        self.tokens += tokens.encode((token,))
+        self.output_len += 1
