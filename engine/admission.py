@@ -10,7 +10,6 @@ Source: `PrefillAdder` in `schedule_policy.py` and `_get_new_batch_prefill_raw` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 from schedscope.engine.budget import Budget, Remaining
@@ -21,68 +20,8 @@ from schedscope.engine.ordering import shortest_prefill_work
 from schedscope.engine.preemption import Preemption, find_victims, output_reserve
 from schedscope.engine.radix import Match
 from schedscope.engine.scratch import ScratchCache
+from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
-
-
-class Result(StrEnum):
-    """SGLang's own verdict: whether to go on with the next request."""
-
-    CONTINUE = "CONTINUE"
-    NO_TOKEN = "NO_TOKEN"
-    OTHER = "OTHER"
-    CHUNK = "CHUNK"
-    """The continuing chunked request, which gets no verdict."""
-
-
-class Reason(StrEnum):
-    """Why a request was refused, or what ended the pass behind an admitted one. Finer than SGLang's `Result`."""
-
-    ADMITTED = "admitted"
-    CHUNK_CONTINUED = "chunk_continued"
-    # refused
-    PREFILL_MAX_REQUESTS = "prefill_max_requests"
-    MEMORY = "memory"
-    """Prompt, output reserve and a page don't fit in what is free and evictable."""
-    MEMORY_IGNORE_EOS = "memory_ignore_eos"
-    """The prompt's pages don't fit (ignore_eos, prefix cache off)."""
-    MEMORY_FUTURE = "memory_future"
-    """It fits now, but not when the outputs of all have grown (ignore_eos, prefix cache off)."""
-    INPUT_BUDGET = "input_budget"
-    CHUNK_TAKEN = "chunk_taken"
-    """It would have to be cut, but shortest-prefill-first has a chunked request already."""
-    CHUNK_TOO_SMALL = "chunk_too_small"
-    """What is left of the chunk is less than one aligned page."""
-    CHUNK_BUDGET = "chunk_budget"
-    DELAYED = "delayed"
-    """The prefill delayer said no."""
-    # admitted, but the pass ends behind it
-    TOTAL_SPENT = "total_spent"
-    CURRENT_SPENT = "current_spent"
-    INPUT_SPENT = "input_spent"
-    CHUNK_SPENT = "chunk_spent"
-
-
-class Verdict(NamedTuple):
-    """What the pass said about one request it looked at."""
-
-    rid: str
-    result: Result
-    reason: Reason
-    admitted: bool
-    prefix_len: int
-    """Cached tokens it would use, whole pages, at least one short of its sequence."""
-    extend_len: int | None
-    """Tokens to compute in this pass; None if not admitted."""
-    chunked: bool
-    """It is unfinished after this pass."""
-    need: float | None
-    """What the decisive check asked for."""
-    have: float | None
-    """What there was."""
-    remaining: Remaining
-    """Budgets after it."""
-    preempted: tuple[str, ...] = ()
-    """Running requests retracted to look at it."""
 
 
 class Admission(NamedTuple):
@@ -265,18 +204,8 @@ class _Pass:
         extend_len = min(wanted, limit)
         output = 0 if unfinished else min(chunked.max_new_tokens, self.config.clip_max_new_tokens)
         self.budget = self.budget.charge(extend_len, output)
-        verdict = Verdict(
-            rid=chunked.rid,
-            result=Result.CHUNK,
-            reason=Reason.CHUNK_CONTINUED,
-            admitted=True,
-            prefix_len=chunked.prefix_len,
-            extend_len=extend_len,
-            chunked=unfinished,
-            need=wanted,
-            have=limit,
-            remaining=self.remaining(),
-        )
+        operands = (chunked.prefix_len, extend_len, unfinished, wanted, limit)
+        verdict = Verdict(chunked.rid, Result.CHUNK, Reason.CHUNK_CONTINUED, *operands, self.remaining())
         self.verdicts.append(verdict)
         self.batch.append(chunked)
         return chunked.rid if unfinished else None
@@ -391,48 +320,21 @@ class _Pass:
         return left, request.prompt_len + request.output_len
 
     def _commit(
-        self,
-        request: Waiting,
-        extend_len: int,
-        max_new: int,
-        unfinished: bool,
-        need: float,
-        have: float,
+        self, request: Waiting, extend_len: int, max_new: int, unfinished: bool, need: float, have: float
     ) -> Verdict:
         self.budget = self.budget.charge(extend_len, max_new)
         if unfinished:
             self.new_chunked = request.rid
         result, reason = self._budget_result()
-        verdict = Verdict(
-            rid=request.rid,
-            result=result,
-            reason=reason,
-            admitted=True,
-            prefix_len=request.prefix_len,
-            extend_len=extend_len,
-            chunked=unfinished,
-            need=need,
-            have=have,
-            remaining=self.remaining(),
-        )
         self.batch.append(request)
-        return verdict
+        operands = (request.prefix_len, extend_len, unfinished, need, have)
+        return Verdict(request.rid, result, reason, *operands, self.remaining())
 
     def _refuse(
         self, request: Waiting, result: Result, reason: Reason, need: float | None, have: float | None
     ) -> Verdict:
-        return Verdict(
-            rid=request.rid,
-            result=result,
-            reason=reason,
-            admitted=False,
-            prefix_len=request.prefix_len,
-            extend_len=None,
-            chunked=False,
-            need=need,
-            have=have,
-            remaining=self.remaining(),
-        )
+        operands = (request.prefix_len, None, False, need, have)
+        return Verdict(request.rid, result, reason, *operands, self.remaining())
 
     # ---- others --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from schedscope.engine.chance import RandomState, shuffle
@@ -362,10 +362,9 @@ def order(
     matches: list[Match] = []
     duplicates: Sequence[Duplicate | None] = [None] * len(queue)
     if active.cache_aware:
+        matches = cache.match_many([(request.tokens, request.space) for request in queue])
         looked: list[Waiting] = []
-        for request in queue:
-            match = cache.match(request.tokens, request.space)
-            matches.append(match)
+        for request, match in zip(queue, matches, strict=True):
             prefix_len = 0 if config.radix_force_miss else match.length
             matched = min(prefix_len, max(request.length - 1, 0))
             if (prefix_len, matched) != (request.prefix_len, request.matched):
@@ -418,44 +417,42 @@ def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[tuple[tupl
 
     A match that ends inside a node stands where the split that SGLang makes there would put it.
     """
-    cuts: dict[int, set[int]] = {}
-    ends: list[tuple[Node, int]] = []
-    for match in matches:
-        node = cache.resolve(match)
-        ends.append((node, match.length))
-        if node.parent is not None:
-            cuts.setdefault(node.id, set()).add(match.length)
+    nodes = [cache.resolve(match) for match in matches]
+    ends = [(node.id, match.length) for node, match in zip(nodes, matches, strict=True)]
+    by_id = {node.id: node for node in nodes}
+    cuts: dict[int, list[int]] = {}
+    for node_id, length in sorted(set(ends), reverse=True):
+        cuts.setdefault(node_id, []).append(length)
+
+    def way_up(node: Node, length: int) -> Iterator[tuple[Node, int]]:
+        while node.parent is not None:
+            marks = cuts.get(node.id, ())
+            if length == node.end and length not in marks:
+                yield node, length
+            for mark in marks:
+                if mark <= length:
+                    yield node, mark
+            node = node.parent
+            length = node.end
 
     weights: Counter[tuple[int, int]] = Counter()
-    ways: list[list[tuple[int, int, int]]] = []
-    for node, length in ends:
-        way: list[tuple[int, int, int]] = []
-        below = length
-        above: Node | None = node
-        while above is not None and above.parent is not None:
-            marks = sorted(cuts.get(above.id, set()) | ({above.end} if above is not node else set()))
-            for mark in reversed([mark for mark in marks if mark <= below]):
-                first = mark == marks[0]
-                way.append((above.id, mark, _age_rank(above) if first else 0))
-                weights[above.id, mark] += 1
-            above = above.parent
-            below = above.end
-        way.reverse()
-        ways.append(way)
+    for end, count in Counter(ends).items():
+        for node, mark in way_up(by_id[end[0]], end[1]):
+            weights[node.id, mark] += count
     last = (math.inf, math.inf)
-    return [
-        (*((float(-weights[node_id, mark]), float(age)) for node_id, mark, age in way), last)
-        for way in ways
-    ]
-
-
-def _age_rank(node: Node) -> int:
-    """The node's place among its siblings, oldest first."""
-    assert node.parent is not None
-    for rank, edge in enumerate(node.parent.children):
-        if edge == node.edge:
-            return rank
-    raise AssertionError(f"{node} is not among its parent's children")
+    branches: dict[tuple[int, int], tuple[tuple[float, float], ...]] = {}
+    for end in set(ends):
+        branch = [last]
+        below: tuple[float, float] | None = None
+        for node, mark in way_up(by_id[end[0]], end[1]):
+            step = (-weights[node.id, mark], node.creation)
+            if below is not None and below[0] != step[0]:
+                branch.append(below)
+            below = step
+        if below is not None:
+            branch.append(below)
+        branches[end] = tuple(reversed(branch))
+    return [branches[end] for end in ends]
 
 
 RankFunction = Callable[[Sequence[Waiting]], Sequence[Key]]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schedscope.engine import tokens
@@ -36,6 +36,7 @@ class Node:
         "creation",
         "edge",
         "end",
+        "evicted",
         "hit_count",
         "id",
         "key",
@@ -60,6 +61,7 @@ class Node:
         self.creation = 0
         self.hit_count = 0
         self.priority = ROOT_PRIORITY
+        self.evicted = False
 
     @property
     def start(self) -> int:
@@ -83,6 +85,14 @@ class Match(NamedTuple):
     """Tokens, whole pages."""
     node: Node
     """The node in which the match ends (it may go on beyond), the root if nothing matches."""
+
+
+class _End(NamedTuple):
+    """Where a sequence was found to end."""
+
+    sequence: bytes
+    space: bytes
+    match: Match
 
 
 class Inserted(NamedTuple):
@@ -133,6 +143,8 @@ class RadixCache:
         self.protected = 0
         """Tokens under a lock."""
         self._leaves: dict[int, Node] = {}
+        self._ends: dict[int, _End] = {}
+        """By the identity of a sequence, where it was found when it was last one of many."""
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -141,9 +153,14 @@ class RadixCache:
         page = self._page_bytes
         stop = len(sequence) if limit is None else min(limit * TOKEN_BYTES, len(sequence))
         stop -= stop % page
-        node = self.root
-        offset = 0
-        prefix = space
+        node, offset, prefix = self.root, 0, space
+        end = self._ends.get(id(sequence))
+        if end is not None and end.sequence is sequence and end.space == space:
+            length, node = self._still(end.match, stop // TOKEN_BYTES)
+            if length < node.end:
+                return Match(length, node)
+            if length:
+                offset, prefix = length * TOKEN_BYTES, b""
         while offset < stop:
             child = node.children.get(prefix + sequence[offset : offset + page])
             if child is None:
@@ -161,12 +178,39 @@ class RadixCache:
             break
         return Match(offset // TOKEN_BYTES, node)
 
+    def match_many(self, sequences: Iterable[tuple[bytes, bytes]]) -> list[Match]:
+        """`match` of each sequence in its namespace.
+
+        Remembers until the next call where each ended. To look for one of them again then takes a constant time,
+        whatever its length, unless more of it was cached since; the answer is the same.
+        """
+        ends = {}
+        matches = []
+        for sequence, space in sequences:
+            match = self.match(sequence, space)
+            matches.append(match)
+            ends[id(sequence)] = _End(sequence, space, match)
+        self._ends = ends
+        return matches
+
     def resolve(self, match: Match) -> Node:
         """The node that spans the last matched token today, after splits that came since."""
         length, node = match
         while node.parent is not None and node.parent.end >= length:
             node = node.parent
         return node
+
+    def _still(self, match: Match, limit: int) -> Match:
+        """What is left of an old match within `limit` tokens: nodes are evicted from below, so some node above lives.
+
+        If it ends inside its node, the sequence went another way there, and still does.
+        """
+        length, node = match
+        while node.evicted:
+            assert node.parent is not None
+            node = node.parent
+        match = Match(min(length, node.end, limit), node)
+        return Match(match.length, self.resolve(match))
 
     def pin_cost(self, match: Match) -> int:
         """Evictable tokens that locking this match would take."""
@@ -210,12 +254,7 @@ class RadixCache:
         node = self.resolve(match)
         if node.end > match.length:
             node = self._split(node, match.length)
-        tick = self._tick()
-        above: Node | None = node
-        while above is not None:
-            above.last_access = tick
-            tick -= 1
-            above = above.parent
+        node.last_access = self._tick()
         return node
 
     def insert(
@@ -300,6 +339,8 @@ class RadixCache:
             _, _, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
+            node.evicted = True
+            parent.last_access = max(parent.last_access, node.last_access - 1)
             del self._leaves[node.id]
             del parent.children[node.edge]
             self.evictable -= len(node)

@@ -20,7 +20,7 @@ from schedscope.engine.live import Live
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import Event, NullTracer, StepRecord, Tracer
+from schedscope.engine.tracer import Event, StepRecord, Tracer
 from schedscope.engine.view import View
 
 
@@ -69,7 +69,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, tracer: Tracer | None = None) -> None:
         self.config = config
         self.state = SchedulerState(config)
-        self.tracer: Tracer = tracer or NullTracer()
+        self.tracer = tracer or Tracer()
         self.steps = 0
         self.passes = 0
         self.lives: dict[str, Live] = {}

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from schedscope.engine import tokens
-from schedscope.engine.admission import Verdict
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
@@ -25,6 +24,7 @@ from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
 from schedscope.engine.radix import Evicted, Node, RadixCache
 from schedscope.engine.request import Request
+from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
 
 

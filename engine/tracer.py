@@ -6,7 +6,7 @@ it does can reach a decision.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from schedscope.engine.batch import Batch
 from schedscope.engine.chance import RandomState
@@ -63,8 +63,8 @@ class StepRecord(NamedTuple):
     """What other ranks told the prefill delayer."""
 
 
-class Tracer(Protocol):
-    """Listens to one rank's scheduler."""
+class Tracer:
+    """Listens to one rank's scheduler. This one ignores everything; override what you want to hear."""
 
     def on_event(self, event: Event) -> None:
         """A request's or the cache's life."""
@@ -89,31 +89,3 @@ class Tracer(Protocol):
 
     def on_committed(self, state: SchedulerState) -> None:
         """The step is over: all its tokens are taken in."""
-
-
-class NullTracer:
-    """Listens to nothing."""
-
-    def on_event(self, event: Event) -> None:
-        """Nothing."""
-
-    def on_prompt(self, live: Live) -> None:
-        """Nothing."""
-
-    def on_decide(self) -> None:
-        """Nothing."""
-
-    def on_pass(self, number: int, view: View, plan: Plan, random_state: RandomState | None) -> None:
-        """Nothing."""
-
-    def on_step(self, record: StepRecord, state: SchedulerState) -> None:
-        """Nothing."""
-
-    def on_output(self, live: Live, token: int) -> None:
-        """Nothing."""
-
-    def on_end(self, live: Live, kind: str, detail: Any) -> None:
-        """Nothing."""
-
-    def on_committed(self, state: SchedulerState) -> None:
-        """Nothing."""

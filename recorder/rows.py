@@ -12,11 +12,11 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from schedscope.engine.admission import Verdict
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import Key, Ranked
 from schedscope.engine.state import SchedulerState
+from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import View
 
 Row = tuple[Any, ...]

@@ -19,7 +19,7 @@ from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import Event, StepRecord
+from schedscope.engine.tracer import Event, StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.frame import encode_frame
 from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row, state_facts
@@ -29,7 +29,7 @@ CHECKPOINT_EVERY = 500
 """Passes between checkpoints: what it takes at most to rebuild any pass."""
 
 
-class RunTracer:
+class RunTracer(Tracer):
     """Records one rank.
 
     Args:

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 from rich.text import Text
-from schedscope.engine.admission import Reason, Result, Verdict
 from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import Key, Ranked
+from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.rows import finite
 
 REFUSALS = {

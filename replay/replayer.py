@@ -23,7 +23,7 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import NullTracer, StepRecord
+from schedscope.engine.tracer import StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.rows import state_facts
 from schedscope.recorder.run import Run
@@ -54,7 +54,7 @@ class Replayed(NamedTuple):
     """The state in which the step's batch went to the model, as columns of `steps`."""
 
 
-class _Listener(NullTracer):
+class _Listener(Tracer):
     """Keeps what the scheduler tells of the step it is in."""
 
     def __init__(self) -> None:

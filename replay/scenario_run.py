@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedscope.engine import tokens
-from schedscope.engine.admission import Verdict
 from schedscope.engine.batch import Batch
 from schedscope.engine.chance import seeded
 from schedscope.engine.decision import Plan, decide
@@ -17,6 +16,7 @@ from schedscope.engine.ordering import POLICIES, SGLANG_POLICIES
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.radix import namespace
 from schedscope.engine.state import SchedulerState
+from schedscope.engine.verdict import Verdict
 from schedscope.replay.scenario import CacheEntry, Scenario
 from schedscope.replay.scenario_build import StateBuilder, scenario_config
 
