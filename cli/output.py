@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+from schedscope.engine.decision import Plan
 from schedscope.recorder.manifest import Gap
+from schedscope.replay.describe import heading, pass_table
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many it has."""
@@ -24,6 +27,18 @@ def _console(**options: Any) -> Console:
 
 console = _console()
 errors = _console(stderr=True)
+
+
+def say(label: str, words: str, style: str = "bold") -> None:
+    """A labelled line; its words are shown as they are, whatever a request is called."""
+    console.print(Text.assemble((label, style), f": {words}"), soft_wrap=True)
+
+
+def show_pass(title: str, plan: Plan, compared: Plan | None = None) -> None:
+    """A pass with its policy, budgets and queue; `compared` tells where requests stood in another plan for it."""
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(Text(heading(plan)), soft_wrap=True)
+    console.print(pass_table(plan, compared))
 
 
 def print_json(schema: str, body: dict[str, Any]) -> None:

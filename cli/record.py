@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,11 @@ def record(*command: str, log: Path | None = None, name: str | None = None) -> i
     if not command:
         raise UsageError("record: give the command to run, such as: schedscope record -- serve --port 30000")
     run_dir = create_run(log or default_log_dir(), name or Path(command[0]).name, command=list(command))
-    code = run_recorded(command, run_dir)
+    try:
+        code = run_recorded(command, run_dir)
+    except ServerError:
+        shutil.rmtree(run_dir)
+        raise
     summary = Run.open(run_dir)
     passes = sum(summary.passes(rank).count for rank in summary.ranks)
     if not summary.ranks:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from schedscope.cli.output import console, errors, gap_words, print_json
+from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
 from schedscope.cli.serve import parse_settings
 from schedscope.engine.errors import DivergenceError, RunNotFoundError
 from schedscope.recorder.run import Run, resolve_run
-from schedscope.replay.describe import heading, pass_table, plan_json, stop_words
+from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.redecide import Redecided, decide_again, redecide
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.verify import Divergence, Verdict, verify
@@ -33,7 +33,7 @@ def one_pass(
     log: Path | None = None,
     rank: int = 0,
     policy: str | None = None,
-    setting: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    setting: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
     json: Switch = False,
 ) -> int:
     """Decide one recorded pass again and show it; exit code 3 if it comes out differently.
@@ -65,8 +65,8 @@ def one_pass(
         body = {**_where(recorded, rank), "pass": number, **plan_json(plan), **_verdict_json(verdict)}
         print_json("schedscope.replay-pass/1", body)
     else:
-        console.print(pass_table(plan, title=f"pass {number} of {recorded.path.name}, rank {rank}\n{heading(plan)}"))
-        console.print(f"[bold]Stopped[/]: {stop_words(plan)}.", soft_wrap=True)
+        show_pass(f"pass {number} of {recorded.path.name}, rank {rank}", plan)
+        say("Stopped", f"{stop_words(plan)}.")
         _print_verdict(verdict)
     return DIVERGENT if verdict.divergence else 0
 
@@ -148,7 +148,7 @@ def _progress() -> Progress:
 
 def _show_other(run: Run, rank: int, both: Redecided, json: bool) -> int:
     number = both.moment.number
-    asked = f"{both.config.schedule_policy} instead of {both.moment.config.schedule_policy}"
+    asked = ", ".join(f"{name}={value}" for name, value in both.changes().items()) or "nothing changed"
     if json:
         body = {
             **_where(run, rank),
@@ -160,14 +160,13 @@ def _show_other(run: Run, rank: int, both: Redecided, json: bool) -> int:
         print_json("schedscope.replay-other/1", body)
         return 0
     if both.other.ordering is None:
-        console.print(f"pass {number} under {asked}: {stop_words(both.other)}.")
+        say(f"pass {number} with {asked}", f"{stop_words(both.other)}.")
         return 0
-    title = f"pass {number} of {run.path.name}, rank {rank}, decided under {asked}\n{heading(both.other)}"
-    console.print(pass_table(both.other, title=title, compared=both.recorded))
-    console.print(f"[bold]Stopped[/]: {stop_words(both.other)}.", soft_wrap=True)
-    console.print(f"[bold]Recorded[/]: {stop_words(both.recorded)}.", soft_wrap=True)
-    moved = len(both.moves())
-    console.print(f"{moved} of {len(both.moment.view.queue)} requests stand elsewhere in the queue.")
+    show_pass(f"pass {number} of {run.path.name}, rank {rank}, decided with {asked}", both.other, both.recorded)
+    say("Admitted", f"{batch_words(both.other)}; {stop_words(both.other)}.")
+    say("Recorded", f"{batch_words(both.recorded)}; {stop_words(both.recorded)}.")
+    moved, waiting = len(both.moves()), len(both.moment.view.queue)
+    say("Moved", f"{moved} of {waiting} requests stand elsewhere in the queue than recorded.")
     return 0
 
 

@@ -33,13 +33,13 @@ def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative=""
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "created", "status"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True)
     for name in ("ranks", "passes", "requests", "size"):
         table.add_column(name, justify="right")
     for info in found:
         table.add_row(
             printable(info.path.name),
-            info.created,
+            info.created[:19].replace("T", " "),
             info.status,
             str(info.ranks),
             f"{info.passes:,}",

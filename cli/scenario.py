@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from schedscope.cli.output import console, print_json
-from schedscope.engine.errors import ScenarioError
-from schedscope.replay.describe import heading, pass_table, plan_json, printable, stop_words
+from rich.text import Text
+from schedscope.cli.output import console, print_json, say, show_pass
+from schedscope.engine.errors import ScenarioError, UsageError
+from schedscope.replay.describe import plan_json, printable, stop_words
 from schedscope.replay.scenario import read_scenarios
 from schedscope.replay.scenario_check import check as check_one
-from schedscope.replay.scenario_run import run_scenario
+from schedscope.replay.scenario_check import run_placed
 
 app = App(name="scenario", help="Run and check hand-written scheduling scenarios.")
 
@@ -31,28 +32,31 @@ def run(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False)
         Print one JSON document instead of tables.
     """
     documents = []
-    for placed in read_scenarios([file]):
+    found = list(read_scenarios([file]))
+    if not found:
+        raise ScenarioError(f"{file}: no scenario in this file")
+    for placed in found:
         scenario = placed.scenario
-        outcome = run_scenario(scenario)
+        outcome = run_placed(placed)
         if json:
             passes = [plan_json(plan) for plan in outcome.plans]
             documents.append({"id": scenario.id, "title": scenario.title, "passes": passes, "outcome": outcome.expect})
             continue
-        console.rule(f"{scenario.id}  {printable(scenario.title)}", align="left", style="dim")
+        console.print(Text.assemble((printable(scenario.id), "bold"), f"  {printable(scenario.title)}"))
         if "error" in outcome.expect and not outcome.plans:
-            console.print(f"[red]can't be built[/]: {outcome.expect['error']['message']}")
+            say("can't be built", outcome.expect["error"]["message"], "red")
         for number, plan in enumerate(outcome.plans):
             title = f"pass {number}"
             if plan.ordering is not None:
-                console.print(pass_table(plan, title=f"{title}: {heading(plan)}"))
-            console.print(f"[bold]Stopped[/] ({title}): {stop_words(plan)}.", soft_wrap=True)
+                show_pass(title, plan)
+            say("Stopped" if plan.ordering is not None else title, f"{stop_words(plan)}.")
         for key, value in outcome.expect.items() if not outcome.plans else ():
             if key != "error":
                 console.print(f"{key}:")
                 for item in value:
                     console.print(f"  {item}", soft_wrap=True)
         if scenario.reason:
-            console.print(f"[dim]{' '.join(scenario.reason.split())}[/]")
+            console.print(Text(" ".join(scenario.reason.split()), style="dim"))
         console.print()
     if json:
         print_json("schedscope.scenario-run/1", {"scenarios": documents})
@@ -71,7 +75,7 @@ def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -
         Print one JSON document instead of a line per difference.
     """
     if not paths:
-        raise ScenarioError("scenario check: give at least one file or folder")
+        raise UsageError("scenario check: give at least one file or folder")
     checked = skipped = 0
     different = []
     for placed in read_scenarios(list(paths)):

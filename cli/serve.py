@@ -54,7 +54,7 @@ def serve(
     req_waiting_timeout: float | None = None,
     random_seed: int = 0,
     compat: str = COMPAT,
-    setting: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    setting: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
 ) -> int:
     """Serve a model over HTTP. Recorded when started as `schedscope record -- serve ...`.
 

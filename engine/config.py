@@ -7,6 +7,7 @@ with SGLang 0.5.23's value as its default.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ class SchedulerConfig:
         """The inverse of `to_dict`; unknown names raise ConfigError."""
         for name in values:
             if name not in FIELDS:
-                raise ConfigError(f"unknown scheduler setting {name!r}; known: {', '.join(sorted(FIELDS))}")
+                raise _unknown_setting(name)
         return cls(**values)
 
     def replace(self, **changes: Any) -> SchedulerConfig:
@@ -133,7 +134,7 @@ def parse_setting(name: str, text: str) -> Any:
     """Turn the text of one setting into its field's type. Raises ConfigError."""
     kind = FIELDS.get(name)
     if kind is None:
-        raise ConfigError(f"unknown scheduler setting {name!r}; known: {', '.join(sorted(FIELDS))}")
+        raise _unknown_setting(name)
     if "None" in kind and text.lower() in {"none", "null", ""}:
         return None
     base = kind.split(" ")[0]
@@ -148,6 +149,12 @@ def parse_setting(name: str, text: str) -> Any:
     except (KeyError, ValueError):
         raise ConfigError(f"{name}={text}: expected {kind.replace(' | ', ' or ')}") from None
     return text
+
+
+def _unknown_setting(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name, FIELDS, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there is, for example, {', '.join(sorted(FIELDS)[:4])}"
+    return ConfigError(f"unknown scheduler setting {name!r}; {hint}")
 
 
 _POSITIVE = (

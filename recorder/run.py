@@ -216,7 +216,8 @@ def find_runs(log_dir: str | Path | None = None) -> list[RunInfo]:
 
 
 def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = None) -> Path:
-    """The directory of a run: by path, by name (the newest of that name), or None for the newest.
+    """The directory of a run: by path, by name (the newest of that name), or None for the newest
+    in which anything was recorded.
 
     A name is the directory's, with or without its date. Raises RunNotFoundError.
     """
@@ -225,8 +226,9 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
         return Path(text)
     paths = _run_paths(directory)
     if text is None:
+        recorded = [path for path in paths if list_ranks(path)]
         if paths:
-            return paths[0]
+            return (recorded or paths)[0]
         raise RunNotFoundError(f"no run in {directory}; record one with: schedscope record -- COMMAND")
     for path in paths:
         if path.name == str(text):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 from schedscope.engine.decision import Plan
-from schedscope.engine.ordering import Key, Ranked
+from schedscope.engine.ordering import POLICIES, Key, Ranked
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.rows import finite
 
+FOLD_FROM = 5
+"""Requests that are alike and not looked at, from which on a table folds them."""
 REFUSALS = {
     Reason.PREFILL_MAX_REQUESTS: "this pass has {have} requests, as many as it may",
     Reason.MEMORY: "needs {need} tokens, {have} are left",
@@ -84,65 +88,105 @@ def stop_words(plan: Plan) -> str:
     if stop in STOPS:
         return STOPS[stop]
     last = verdicts[-1]
-    return f"{last.rid} {verdict_words(last)}"
+    if last.admitted:
+        return f"{ENDINGS[last.reason]} behind {printable(last.rid)}"
+    return f"{printable(last.rid)} was {verdict_words(last)}"
 
 
 def key_words(key: Key) -> str:
-    """A sort key's values, without the position that ends it."""
-    return "  ".join(_value(value) for value in key[:-1])
+    """A sort key's values, without the request's own name and the position, which end it."""
+    return "  ".join(_value(value) for name, value in _shown(key))
 
 
-def _key_header(plan: Plan) -> str:
+def _shown(key: Key) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in key._asdict().items() if name not in {"rid", "position"}]
+
+
+def _key_names(plan: Plan) -> str:
+    """What the values of the keys are called, and what decides between equal ones."""
     assert plan.ordering is not None
     if not plan.ordering.ranked:
-        return "key"
-    names = plan.ordering.ranked[0].key._fields[:-1]
-    return f"key ({', '.join(names)})" if names else "key (arrival)"
+        return ""
+    key = plan.ordering.ranked[0].key
+    names = [name for name, _ in _shown(key)]
+    if not names:
+        return "key: place in the queue"
+    return f"key: {', '.join(names)}, then {'rid' if 'rid' in key._fields else 'place in the queue'}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        # Adding nothing makes a plain zero of a negative one.
+        return f"{value + 0.0:g}"
     if isinstance(value, tuple):
         return "/".join(f"{-weight:g}" for weight, _ in value[:-1]) or "root"
     return str(value)
 
 
-def pass_table(plan: Plan, *, title: str, compared: Plan | None = None) -> Table:
-    """The pass as a table; with `compared`, a column tells where each request stood in that other plan."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("place", justify="right", no_wrap=True)
+def pass_table(plan: Plan, compared: Plan | None = None) -> Table:
+    """The pass as a table; with `compared`, a column tells where each request stood in that other plan.
+
+    A run of requests that share key and fate and were not looked at is folded into one row.
+    """
+    assert plan.ordering is not None
+    assert plan.admission is not None
+    looks = POLICIES[plan.ordering.active].cache_aware
+    verdicts = {verdict.rid: verdict for verdict in plan.admission.verdicts}
+    places = _places(compared)
+    held_back = any(place.duplicate is not None for place in plan.ordering.ranked)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("queue", justify="right", no_wrap=True)
     if compared is not None:
         table.add_column("recorded", justify="right", no_wrap=True)
     table.add_column("request", overflow="fold")
-    table.add_column(_key_header(plan), overflow="fold")
+    table.add_column("key", overflow="fold")
     table.add_column("matched", justify="right", no_wrap=True)
-    table.add_column("held back for", overflow="fold")
+    if held_back:
+        table.add_column("held back for", overflow="fold")
     table.add_column("verdict", overflow="fold")
-    assert plan.ordering is not None
-    assert plan.admission is not None
-    verdicts = {verdict.rid: verdict for verdict in plan.admission.verdicts}
-    places = _places(compared)
-    queued = set()
-    for after, place in enumerate(plan.ordering.ranked):
-        rid = place.request.rid
-        queued.add(rid)
-        cells = [_move(place.position, after)]
-        if compared is not None:
-            cells.append(_move(places.get(rid, after), after, arrow_only=True))
-        table.add_row(
-            *cells,
-            Text(printable(rid)),
-            Text(key_words(place.key)),
-            number(place.request.matched),
-            Text(_held_back(place)),
-            _styled(verdicts.get(rid)),
-        )
+
+    def add(where: list[Text], whose: str, key: str, matched: str, partner: str, verdict: Text) -> None:
+        cells = [*where, Text(whose), Text(key), Text(matched)]
+        table.add_row(*cells, *([Text(partner)] if held_back else []), verdict)
+
     for verdict in plan.admission.verdicts:
-        if verdict.rid not in queued:
-            cells = [Text("chunk")] + ([Text("")] if compared is not None else [])
-            table.add_row(*cells, Text(printable(verdict.rid)), "", number(verdict.prefix_len), "", _styled(verdict))
+        if verdict.result is Result.CHUNK:
+            where = [Text("chunk"), *([Text("")] if compared is not None else [])]
+            add(where, printable(verdict.rid), "", number(verdict.prefix_len), "", _styled(verdict))
+    for start, end in _folds(plan, verdicts, compared):
+        place = plan.ordering.ranked[start]
+        rid = place.request.rid
+        where = [_move(place.position, start)]
+        if compared is not None:
+            where.append(_move(places.get(rid, start), start, arrow_only=True))
+        whose = printable(rid)
+        if end - start > 1:
+            where = [Text(f"{start} … {end - 1}", style="dim"), *([Text("")] if compared is not None else [])]
+            whose = f"{end - start} requests"
+        matched = number(place.request.matched) if looks else "-"
+        add(where, whose, key_words(place.key), matched, _held_back(place), _styled(verdicts.get(rid)))
     return table
+
+
+def _folds(plan: Plan, verdicts: Mapping[str, Verdict], compared: Plan | None) -> Iterator[tuple[int, int]]:
+    """Spans of the ordered queue to show as one row each."""
+    assert plan.ordering is not None
+    ranked = plan.ordering.ranked
+
+    def fate(place: Ranked) -> object:
+        if compared is not None or place.request.rid in verdicts:
+            return object()
+        return key_words(place.key), place.request.matched, place.duplicate
+
+    start = 0
+    for _, group in groupby(ranked, fate):
+        size = len(list(group))
+        if size >= FOLD_FROM:
+            yield start, start + 1
+            yield start + 1, start + size
+        else:
+            yield from ((i, i + 1) for i in range(start, start + size))
+        start += size
 
 
 def _places(plan: Plan | None) -> dict[str, int]:
@@ -177,7 +221,7 @@ def printable(text: str) -> str:
 
 
 def heading(plan: Plan) -> str:
-    """Policy and budgets of a pass, in a line or two."""
+    """Policy, key and budgets of a pass, in a line or two."""
     assert plan.ordering is not None
     assert plan.admission is not None
     ordering, left = plan.ordering, plan.admission.budget
@@ -186,9 +230,16 @@ def heading(plan: Plan) -> str:
         policy = f"{ordering.configured} running as {ordering.active} ({FALLBACKS[ordering.fallback]})"
     chunk = "no chunking" if left.chunk is None else f"chunk {number(left.chunk)}"
     return (
-        f"policy {policy}; before: memory {number(left.total)} (reserves off), {number(left.current)} (now), "
+        f"policy {policy}; {_key_names(plan)}\n"
+        f"budget: memory {number(left.total)} after output reserves ({number(left.current)} before), "
         f"prefill {number(left.input)}, {chunk}"
     )
+
+
+def batch_words(plan: Plan) -> str:
+    """Who joins the batch."""
+    admitted = plan.admission.admitted if plan.admission is not None else ()
+    return ", ".join(printable(verdict.rid) for verdict in admitted) or "nobody"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedscope.engine.chance import seeded
 from schedscope.engine.config import SchedulerConfig
@@ -13,15 +13,32 @@ from schedscope.engine.errors import UsageError
 from schedscope.engine.ordering import POLICIES
 from schedscope.replay.replayer import Moment
 
-FIXED = (
-    "page_size",
-    "max_total_tokens",
-    "radix_eviction_policy",
-    "disable_radix_cache",
-    "dp_size",
-    "compat",
+SHAPED_THE_STATE = frozenset(
+    {
+        "compat",
+        "disable_radix_cache",
+        "dp_size",
+        "init_new_token_ratio",
+        "max_total_tokens",
+        "min_new_token_ratio_factor",
+        "new_token_ratio_decay_steps",
+        "page_size",
+        "prefill_delayer_max_prefill_bs_window_size",
+        "radix_eviction_policy",
+        "schedule_conservativeness",
+    }
 )
-"""What shaped the recorded state itself; another value would need another past."""
+"""Another value would need another past."""
+NO_PART_IN_A_PASS = frozenset(
+    {
+        "abort_on_priority_when_disabled",
+        "max_queued_requests",
+        "random_seed",
+        "req_waiting_timeout",
+        "retraction_policy",
+    }
+)
+"""Read before or after passes, never in one."""
 
 
 class Redecided(NamedTuple):
@@ -31,6 +48,11 @@ class Redecided(NamedTuple):
     recorded: Plan
     other: Plan
     config: SchedulerConfig
+
+    def changes(self) -> dict[str, Any]:
+        """Settings that differ from the recorded ones."""
+        recorded, other = self.moment.config.to_dict(), self.config.to_dict()
+        return {name: value for name, value in other.items() if recorded[name] != value}
 
     def moves(self) -> dict[str, tuple[int, int]]:
         """Requests that stand elsewhere in the queue: recorded place, other place."""
@@ -52,8 +74,10 @@ def decide_again(moment: Moment) -> Plan:
 def redecide(moment: Moment, policy: str | None, settings: Mapping[str, str]) -> Redecided:
     """Decide a pass under another policy or other settings. Raises UsageError or ConfigError."""
     for name in settings:
-        if name in FIXED:
+        if name in SHAPED_THE_STATE:
             raise UsageError(f"--set {name}: it shaped the recorded state, so one pass can't be decided with another")
+        if name in NO_PART_IN_A_PASS:
+            raise UsageError(f"--set {name}: it has no part in deciding a pass, so nothing could change")
     changed = dict(settings)
     if policy is not None:
         if policy not in POLICIES:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from schedscope.engine.errors import ScenarioError
 from schedscope.replay.scenario import Placed, Scenario
-from schedscope.replay.scenario_run import run_scenario
+from schedscope.replay.scenario_run import Outcome, run_scenario
 
 SETS = frozenset({"deprioritized", "preempted"})
 TOLERANCE = 1e-6
@@ -48,11 +48,16 @@ def check(placed: Placed) -> Checked:
     scenario = placed.scenario
     if scenario.kind == "check":
         return Checked(scenario, placed.where, (), True)
+    outcome = run_placed(placed)
+    return Checked(scenario, placed.where, tuple(compare(scenario.expect, outcome.expect)), False)
+
+
+def run_placed(placed: Placed) -> Outcome:
+    """Run one scenario. Raises ScenarioError, naming its file."""
     try:
-        outcome = run_scenario(scenario)
+        return run_scenario(placed.scenario)
     except ScenarioError as error:
         raise ScenarioError(f"{placed.where}: {error}") from None
-    return Checked(scenario, placed.where, tuple(compare(scenario.expect, outcome.expect)), False)
 
 
 def compare(expected: dict[str, Any], actual: dict[str, Any], where: str = "") -> Iterator[Difference]:

@@ -70,7 +70,7 @@ def test_replay_pass_shows_places_keys_and_verdicts(run: Path, capsys: pytest.Ca
     number = next(row["pass"] for row in Run.open(run).rows("passes", 0) if row["queue_len"] > 5)
     assert main(["replay", "pass", str(number), "--run", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert "negative_matched" in shown
+    assert "key: negative_matched" in shown
     assert "identical" in shown
     assert main(["replay", "pass", str(number), "--run", str(run), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -196,7 +196,7 @@ def test_one_changed_line_of_a_policy_is_found(
         (["load", "TRACE", "--url", "http://127.0.0.1:9", "--requests", "0"], 2, "--requests 0"),
         (["load", "TRACE", "--url", "http://127.0.0.1:9", "--requests", "1"], 9, "http://127.0.0.1:9"),
         (["load", "TRACE", "--url", "gopher://x", "--requests", "1"], 9, "gopher"),
-        (["scenario", "check"], 7, "file or folder"),
+        (["scenario", "check"], 2, "file or folder"),
         (["scenario", "check", "/no/such/folder"], 7, "/no/such/folder"),
         (["scenario", "run", "BROKEN"], 7, "banana"),
     ],
