@@ -28,14 +28,14 @@ OPTIONS = [
     "--schedule-policy=lpm",
     "--page-size=4",
     "--max-total-tokens=3072",
-    "--max-running-requests=12",
-    "--chunked-prefill-size=256",
+    "--max-running-requests=6",
+    "--chunked-prefill-size=128",
     "--schedule-conservativeness=0.3",
 ]
 READY_S = 120.0
 
 
-def demo(*, log: Path | None = None, speed: float = 1.0) -> int:
+def demo(*, log: Path | None = None, speed: float = 2.0) -> int:
     """Serve a small model, record a bundled workload, replay every pass, and show what to type next.
 
     Parameters
@@ -115,15 +115,15 @@ def _print_found(found: Summary) -> None:
     )
     ended = ", ".join(f"{stop} {count}" for stop, count in found.stops.items())
     console.print(f"  passes ended by: {ended}")
-    for wait in found.longest_waits:
+    for wait in found.overtaken:
         console.print(
-            f"  {wait.rid} waited {wait.seconds:.2f} s in the queue, through {wait.passes} passes; "
-            f"{wait.overtaken} times somebody behind it went first (as in pass {wait.pass_number})"
+            f"  {wait.rid} waited {wait.seconds:.2f} s while {wait.overtaken} requests that came later went first, "
+            f"as in pass {wait.pass_number}"
         )
 
 
 def _print_next(run: Run, found: Summary) -> None:
-    number = found.longest_waits[0].pass_number if found.longest_waits else 0
+    number = found.overtaken[0].pass_number if found.overtaken else 0
     console.print()
     console.print("[bold]Type next[/]")
     console.print(f"  schedscope replay pass {number} --run {run.path}", soft_wrap=True)

@@ -14,11 +14,11 @@ class Wait(NamedTuple):
     rid: str
     seconds: float
     passes: int
-    """Passes in which it stood in the queue."""
+    """Passes in which it was overtaken."""
     overtaken: int
-    """Times that somebody from behind it was admitted before it."""
+    """Requests that came later and were admitted before it."""
     pass_number: int
-    """A pass in which it was overtaken or waited."""
+    """The pass in which most requests passed it."""
 
 
 class Summary(NamedTuple):
@@ -39,7 +39,8 @@ class Summary(NamedTuple):
     ttft_p99_s: float
     stops: dict[str, int]
     """Why passes ended: how often."""
-    longest_waits: tuple[Wait, ...]
+    overtaken: tuple[Wait, ...]
+    """Requests that others passed most often."""
 
     @property
     def hit_rate(self) -> float:
@@ -47,11 +48,11 @@ class Summary(NamedTuple):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def summarize(run: Run, *, waits: int = 3) -> Summary:
+def summarize(run: Run, *, most: int = 3) -> Summary:
     """Read a run's summary.
 
     Args:
-        waits: how many of the longest waits to name.
+        most: how many overtaken requests to name.
     """
     connection = run.connect()
 
@@ -71,7 +72,7 @@ def summarize(run: Run, *, waits: int = 3) -> Summary:
         "WHERE first_token_ns IS NOT NULL"
     )
     stops = connection.execute("SELECT stop, count(*) FROM passes GROUP BY stop ORDER BY 2 DESC, 1").fetchall()
-    longest = connection.execute(_LONGEST_WAITS, [waits]).fetchall()
+    overtaken = connection.execute(_OVERTAKEN, [most]).fetchall()
     return Summary(
         passes=passes,
         decisions=decisions,
@@ -85,21 +86,21 @@ def summarize(run: Run, *, waits: int = 3) -> Summary:
         ttft_p50_s=one(ttft.format(0.5))[0],
         ttft_p99_s=one(ttft.format(0.99))[0],
         stops=dict(stops),
-        longest_waits=tuple(Wait(*row) for row in longest),
+        overtaken=tuple(Wait(*row) for row in overtaken),
     )
 
 
-_LONGEST_WAITS = """
+_OVERTAKEN = """
 WITH waiting AS (
-    SELECT rank, rid, (admit_ns - queue_ns) / 1e9 AS seconds FROM requests
-    WHERE admit_ns IS NOT NULL AND queue_ns IS NOT NULL ORDER BY seconds DESC, rank, rid LIMIT ?
-), stood AS (
-    SELECT w.rank, w.rid, w.seconds, d.pass,
-        (SELECT count(*) FROM decisions o WHERE o.rank = d.rank AND o.pass = d.pass AND o.admitted
-            AND o.place_before > d.place_before AND NOT d.admitted) AS overtaken
-    FROM waiting w JOIN decisions d ON d.rank = w.rank AND d.rid = w.rid AND d.place_before IS NOT NULL
+    SELECT d.rank, d.rid, d.pass, d.admitted, r.queue_ns, r.admit_ns
+    FROM decisions d JOIN requests r USING (rank, rid)
+    WHERE d.place_before IS NOT NULL AND r.queue_ns IS NOT NULL AND r.admit_ns IS NOT NULL
+), passed AS (
+    SELECT w.rank, w.rid, w.pass, any_value(w.admit_ns - w.queue_ns) AS waited, count(*) AS times
+    FROM waiting w JOIN waiting a ON a.rank = w.rank AND a.pass = w.pass AND a.admitted AND a.queue_ns > w.queue_ns
+    WHERE NOT w.admitted
+    GROUP BY w.rank, w.rid, w.pass
 )
-SELECT rank, rid, any_value(seconds) AS seconds, count(*), sum(overtaken)::BIGINT,
-    coalesce(max(pass) FILTER (overtaken > 0), min(pass))
-FROM stood GROUP BY rank, rid ORDER BY seconds DESC, rank, rid
+SELECT p.rank, p.rid, any_value(waited) / 1e9, count(*), sum(times)::BIGINT, arg_max(pass, times)
+FROM passed p GROUP BY p.rank, p.rid ORDER BY sum(times) DESC, p.rank, p.rid LIMIT ?
 """

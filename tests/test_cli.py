@@ -309,7 +309,8 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     assert url, "the server did not start"
     yield process, url
     if process.poll() is None:
-        process.kill()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
