@@ -22,21 +22,21 @@ from typing import Any
 from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import decide
+from schedscope.engine.live import Live
 from schedscope.engine.ordering import POLICIES, order, resolve_policy
 from schedscope.engine.radix import RadixCache
 from schedscope.engine.request import Request
-from schedscope.engine.state import Live, SchedulerState
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.view import Waiting
-from workloads import WORKLOADS, Arrival, Workload
+from workloads import PROCESSED_TOKENS, WORKLOADS, Arrival, Workload
 
 try:
     import sglang_order
 except ImportError as error:
-    sglang_order = None
+    sglang_order = None  # type: ignore[assignment]
     WITHOUT_SGLANG = str(error)
 
 CACHE_AWARE = [name for name, policy in POLICIES.items() if policy.cache_aware and not policy.extension]
-PROCESSED_TOKENS = 1_000_000
 TURNOVER = 8
 """Requests that leave and arrive between two passes."""
 
@@ -95,9 +95,7 @@ class OurQueue:
     def sort(self) -> tuple[float, float]:
         """One `order`, and the same with what it touches made recent; seconds."""
         start = time.perf_counter()
-        ordering = order(
-            self.queue, self.cache, self.config, processed_tokens=PROCESSED_TOKENS, policy=self.policy
-        )
+        ordering = order(self.queue, self.cache, self.config, processed_tokens=PROCESSED_TOKENS, policy=self.policy)
         ordered = time.perf_counter()
         for match in ordering.touches:
             self.cache.touch(match)
@@ -204,9 +202,14 @@ def measure(workload: Workload, policy: str, situation: str, repeat: int) -> Jso
     }
     if theirs:
         row["sglang_us"] = _us(theirs)
-        row["order_ratio"] = round(statistics.median(ours) / statistics.median(theirs), 4)
-        row["order_touch_ratio"] = round(statistics.median(touched) / statistics.median(theirs), 4)
+        row["order_ratio"] = _ratio(ours, theirs)
+        row["order_touch_ratio"] = _ratio(touched, theirs)
     return row
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median over the passes: what disturbs one side then disturbs the other side of the same ratio, too."""
+    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 4)
 
 
 def _us(seconds: Sequence[float]) -> float:
@@ -218,7 +221,7 @@ def _us(seconds: Sequence[float]) -> float:
 
 def measure_step(workload: Workload, repeat: int) -> Json:
     """Medians of freezing a view and of a whole decision, which admits what the budgets allow."""
-    config = SchedulerConfig(schedule_policy="lpm", chunked_prefill_size=8192, max_total_tokens=POOL_TOKENS)
+    config = SchedulerConfig(schedule_policy="lpm", chunked_prefill_size=8192)
     state = SchedulerState(config)
     for number in range(workload.cached):
         packed = tokens.encode(workload.finished(number))
@@ -228,6 +231,12 @@ def measure_step(workload: Workload, repeat: int) -> Json:
         state.pool.free(slots[: inserted.existing])
     for rid, ids, entry_time, _ in workload.arrivals(range(workload.waiting)):
         state.admit_to_queue(Live(Request(rid=rid, prompt=tokens.encode(ids)), 0), entry_time)
+    for _ in range(2):
+        ordering = order(state.view().queue, state.cache, config, policy=state.policy)
+        for match in ordering.touches:
+            state.cache.touch(match)
+        for live, place in zip(state.queue, sorted(ordering.ranked, key=lambda place: place.position), strict=True):
+            live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
     view = state.view()
     admitted = decide(view, config, policy=state.policy).admission
 
@@ -242,9 +251,6 @@ def measure_step(workload: Workload, repeat: int) -> Json:
         "order_us": _time(sort, repeat),
         "decide_us": _time(lambda: decide(view, config, policy=state.policy), repeat),
     }
-
-
-POOL_TOKENS = 4_000_000
 
 
 def _time(call: Callable[[], object], repeat: int) -> float:

@@ -3,6 +3,7 @@
 Import fails where SGLang is not installed. Without a GPU it needs a `sgl_kernel` that can be imported.
 """
 
+# mypy: disable-error-code="import-not-found"
 from __future__ import annotations
 
 import logging
@@ -22,10 +23,9 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
-from workloads import Arrival
+from workloads import PROCESSED_TOKENS, Arrival
 
 POOL_TOKENS = 400_000
-PROCESSED_TOKENS = 1_000_000
 
 
 def prepare() -> None:
@@ -73,9 +73,7 @@ class SGLangQueue:
         for rid, ids, entry_time, processed in arrivals:
             sampling = SamplingParams(max_new_tokens=128)
             sampling.normalize(None)
-            req = Req(
-                rid=rid, origin_input_text="", origin_input_ids=ids, sampling_params=sampling, vocab_size=1 << 40
-            )
+            req = Req(rid=rid, origin_input_text="", origin_input_ids=ids, sampling_params=sampling, vocab_size=1 << 40)
             req.time_stats.wait_queue_entry_time = entry_time
             req.arrival_processed_tokens = processed
             self.queue.append(req)

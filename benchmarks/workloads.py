@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+PROCESSED_TOKENS = 1_000_000
+"""The clock of hrrn in every pass."""
+
 
 class Arrival(NamedTuple):
     """A request, the same for every scheduler."""
@@ -56,9 +59,7 @@ def _shared_prefixes(
         known = heads if warm else strangers
         return known[i % prefixes] + _ids(f"{name}/finished", i, length - prefix)
 
-    return Workload(
-        name=name, about=about, waiting=waiting, cached=prefixes, request=request, finished=finished
-    )
+    return Workload(name=name, about=about, waiting=waiting, cached=prefixes, request=request, finished=finished)
 
 
 def _conversations(name: str, about: str, *, waiting: int, chats: int, turns: int, turn: int) -> Workload:
@@ -72,9 +73,7 @@ def _conversations(name: str, about: str, *, waiting: int, chats: int, turns: in
         chat, last = i % chats, i // chats
         return histories[chat][: (last + 1) * turn] if last < turns else request(i)
 
-    return Workload(
-        name=name, about=about, waiting=waiting, cached=chats * turns, request=request, finished=finished
-    )
+    return Workload(name=name, about=about, waiting=waiting, cached=chats * turns, request=request, finished=finished)
 
 
 WORKLOADS = (

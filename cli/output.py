@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from schedscope.engine.decision import Plan
 from schedscope.recorder.manifest import Gap
+from schedscope.recorder.rows import finite
 from schedscope.replay.describe import heading, pass_table
 
 PIPED_WIDTH = 160
@@ -19,6 +20,9 @@ PIPED_WIDTH = 160
 
 
 def _console(**options: Any) -> Console:
+    columns = os.environ.get("COLUMNS", "")
+    if not (columns.isdecimal() and int(columns) > 0):
+        os.environ.pop("COLUMNS", None)
     made = Console(highlight=False, **options)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED_WIDTH
@@ -48,7 +52,7 @@ def print_json(schema: str, body: dict[str, Any]) -> None:
 
 def write_json(document: Mapping[str, Any]) -> None:
     """A document that has its schema already."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def gap_words(gap: Gap) -> str:

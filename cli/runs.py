@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
+from rich.text import Text
 from schedscope.cli.output import console, print_json
 from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
 from schedscope.replay.describe import printable
@@ -38,7 +39,7 @@ def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative=""
         table.add_column(name, justify="right")
     for info in found:
         table.add_row(
-            printable(info.path.name),
+            Text(printable(info.path.name)),
             info.created[:19].replace("T", " "),
             info.status,
             str(info.ranks),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from schedscope.cli.output import errors
 from schedscope.engine.config import COMPAT, SchedulerConfig
-from schedscope.engine.errors import ConfigError
+from schedscope.engine.errors import ConfigError, ServerError
 from schedscope.engine.ordering import POLICIES, resolve_policy
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -235,4 +235,6 @@ def _run(
         for tracer in tracers:
             if tracer is not None:
                 tracer.close()
+    if engine.failure is not None:
+        raise ServerError(f"the scheduler failed while serving: {engine.failure}")
     return 0

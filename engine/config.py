@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class SchedulerConfig:
     radix_force_miss: bool = False
     """Look up as usual, but treat every look-up as a miss."""
     radix_eviction_policy: str = "lru"
+    slru_protected_hits: int = 2
+    """Under slru, a node with so many hits outlives all with fewer."""
     in_batch_prefix_caching_check_threshold: int = 32
     """A request with at most this many cached tokens is compared with the queue before it; -1: none is."""
     in_batch_prefix_caching_deprioritize_threshold: int = 32
@@ -176,7 +179,31 @@ _POSITIVE = (
 )
 
 
+_LARGEST = 2**62
+"""Of any whole number: what the log can hold, with room to calculate."""
+
+
+def _check_type(name: str, value: Any) -> None:
+    """A value of its field's type, finite and not larger than anything real. Raises ConfigError."""
+    kind = FIELDS[name]
+    if value is None and "None" in kind:
+        return
+    base = kind.split(" ")[0]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "bool": isinstance(value, bool),
+        "int": number and isinstance(value, int) and abs(value) <= _LARGEST,
+        "float": number and math.isfinite(value),
+        "str": isinstance(value, str),
+    }
+    if not fits[base]:
+        expected = {"int": "a whole number", "float": "a finite number"}.get(base, base)
+        raise ConfigError(f"{name}={value!r}: expected {expected}{' or none' if 'None' in kind else ''}")
+
+
 def _check(config: SchedulerConfig) -> None:
+    for name in FIELDS:
+        _check_type(name, getattr(config, name))
     if config.compat != COMPAT:
         raise ConfigError(f"compat={config.compat}: this version knows {COMPAT} only")
     for name in _POSITIVE:

@@ -31,6 +31,7 @@ def find_duplicates(queue: Sequence[Waiting], config: SchedulerConfig) -> list[D
     threshold = config.in_batch_prefix_caching_deprioritize_threshold
     head_bytes = threshold * TOKEN_BYTES
     leaders: dict[tuple[bytes, bytes], Waiting] = {}
+    prefixes: dict[tuple[bytes, bytes], bytes] = {}
     found: list[Duplicate | None] = []
     for request in queue:
         duplicate = None
@@ -38,9 +39,19 @@ def find_duplicates(queue: Sequence[Waiting], config: SchedulerConfig) -> list[D
             if threshold <= 0:
                 duplicate = Duplicate(None, 0)
             elif request.length >= threshold and not config.radix_force_miss:
-                leader = leaders.setdefault((request.space, request.tokens[:head_bytes]), request)
+                head = request.space, request.tokens[:head_bytes]
+                leader = leaders.setdefault(head, request)
                 if leader is not request:
-                    shared = tokens.common_prefix(leader.tokens, request.tokens)
-                    duplicate = Duplicate(leader.rid, shared)
+                    prefix = _shared_prefix(leader.tokens, request.tokens, prefixes.get(head, head[1]))
+                    prefixes[head] = prefix
+                    duplicate = Duplicate(leader.rid, tokens.length(prefix))
         found.append(duplicate)
     return found
+
+
+def _shared_prefix(leader: bytes, other: bytes, likely: bytes) -> bytes:
+    """What they share. Most that repeat a prefix repeat the same one, so the last answer is tried first."""
+    end = len(likely)
+    if other.startswith(likely) and leader[end : end + TOKEN_BYTES] != other[end : end + TOKEN_BYTES]:
+        return likely
+    return leader[: tokens.common_prefix(leader, other) * TOKEN_BYTES]

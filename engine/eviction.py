@@ -21,9 +21,6 @@ class Evictable(Protocol):
     priority: int
 
 
-SLRU_PROTECTED_HITS = 2
-
-
 def _lru(node: Evictable) -> EvictionKey:
     return (node.last_access,)
 
@@ -48,16 +45,19 @@ def _priority(node: Evictable) -> EvictionKey:
     return (node.priority, node.last_access)
 
 
-def _slru(node: Evictable) -> EvictionKey:
-    return (int(node.hit_count >= SLRU_PROTECTED_HITS), node.last_access)
-
-
-EVICTION_POLICIES: dict[str, Callable[[Evictable], EvictionKey]] = {
+_KEYS: dict[str, Callable[[Evictable], EvictionKey]] = {
     "lru": _lru,
     "lfu": _lfu,
     "fifo": _fifo,
     "mru": _mru,
     "filo": _filo,
     "priority": _priority,
-    "slru": _slru,
 }
+EVICTION_POLICIES = (*_KEYS, "slru")
+
+
+def eviction_key(policy: str, slru_protected_hits: int = 2) -> Callable[[Evictable], EvictionKey]:
+    """The key function of a policy; under slru a node with so many hits outlives all with fewer."""
+    if policy in _KEYS:
+        return _KEYS[policy]
+    return lambda node: (int(node.hit_count >= slru_protected_hits), node.last_access)

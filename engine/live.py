@@ -7,6 +7,7 @@ from array import array
 from schedscope.engine import tokens
 from schedscope.engine.radix import Node, namespace
 from schedscope.engine.request import Request
+from schedscope.engine.view import Waiting
 
 
 class Live:
@@ -36,6 +37,7 @@ class Live:
         "space",
         "to_finish",
         "tokens",
+        "waiting",
     )
 
     def __init__(self, request: Request, priority: int) -> None:
@@ -55,6 +57,8 @@ class Live:
         self.prefix_len = 0
         self.matched = 0
         self.fill_len = 0
+        self.waiting: Waiting | None = None
+        """What the next view shows of it while it waits; None: to be made."""
         # KV pool
         self.row: array[int] = array("i")
         """Slot of every token held."""

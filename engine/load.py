@@ -34,6 +34,9 @@ CONNECT_AHEAD = 0.5
 MAX_BURST = 256
 """Requests of one instant that are prepared, with a connection each, before the first is sent."""
 MAX_EXAMPLE_CHARS = 300
+MAX_PORT = 65_535
+MAX_CHUNK_TOKENS = 100_000
+"""More new tokens in one chunk are no answer."""
 OK = "ok"
 
 _READ_BYTES = 65536
@@ -156,7 +159,7 @@ class LoadReport:
         """The report for a terminal."""
         pace = f"{self.speed:g} x the trace's pace" if self.speed else "all at once"
         lengths = "" if self.scale == 1 else f", lengths x {self.scale:.4g}"
-        title = Text(f"{self.model} at {self.url}: {pace}{lengths}")
+        title = Text(f"{_plain(self.model)} at {self.url}: {pace}{lengths}")
         times = Table(title=title, title_justify="left")
         for name in ("", "p50", "p90", "p99", "max", "mean"):
             times.add_column(name, justify="right" if name else "left")
@@ -174,7 +177,10 @@ class LoadReport:
         facts.add_row("prefix cache", f"{self.hit_rate:.1%} of {self.prompt_tokens} prompt tokens")
         facts.add_row("output", f"{self.completion_tokens / max(self.duration, 1e-9):.1f} tokens/s")
         for failure in self.failures:
-            facts.add_row(f"failed: {failure.status}", Text(f"{failure.count} x, such as: {failure.example}"))
+            facts.add_row(
+                Text(_plain(f"failed: {failure.status}")),
+                Text(_plain(f"{failure.count} x, such as: {failure.example}")),
+            )
         report = Table.grid()
         report.add_row(times)
         report.add_row(facts)
@@ -406,7 +412,7 @@ class _Exchange:
                 return await self._read(answer)
         except (OSError, h11.ProtocolError) as error:
             return self._outcome("connection", _named(error))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return self._outcome("protocol", f"a chunk that is no SGLang answer: {error}")
         finally:
             connection.close()
@@ -434,6 +440,8 @@ class _Exchange:
     def _note(self, meta: _Meta) -> None:
         now = time.monotonic()
         new = meta.completion_tokens - self._meta.completion_tokens
+        if new > MAX_CHUNK_TOKENS:
+            raise msgspec.ValidationError(f"{new} tokens in one chunk")
         if new > 0:
             if self._ttft is None:
                 self._ttft = now - self._started
@@ -471,9 +479,13 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def _address(url: str) -> httpx.URL:
     try:
-        return httpx.URL(url)
-    except httpx.InvalidURL as error:
+        address = httpx.URL(url)
+        host = address.host
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ServerError(f"{url!r} is no server's address: {error}") from None
+    if address.scheme not in {"http", "https"} or not host or (address.port or 0) > MAX_PORT:
+        raise ServerError(f"{url!r} is no server's address: expected one such as http://127.0.0.1:30000")
+    return address
 
 
 async def _ask(url: httpx.URL, headers: Mapping[str, str] | None) -> tuple[str, int]:
@@ -482,17 +494,17 @@ async def _ask(url: httpx.URL, headers: Mapping[str, str] | None) -> tuple[str, 
         try:
             models = await client.get("/v1/models")
             info = await client.get("/model_info")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OverflowError, UnicodeError) as error:
             raise ServerError(f"no server answers at {url}: {_named(error)}") from None
     if models.status_code != 200:
         raise ServerError(f"{url} is no SGLang-like server: GET /v1/models gives {models.status_code}")
     try:
         model = msgspec.convert(models.json()["data"][0]["id"], str)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise ServerError(f"{url} is no SGLang-like server: GET /v1/models names no model") from None
     try:
         return model, msgspec.convert(info.json()["vocab_size"], int)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return model, DEFAULT_VOCAB_SIZE
 
 
@@ -576,7 +588,7 @@ def _reason(body: bytes) -> str:
         value: Any = msgspec.json.decode(body)
         for name in ("error", "message"):
             value = value.get(name, value) if isinstance(value, dict) else value
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = body.decode(errors="replace")
     return value if isinstance(value, str) else str(value)
 
@@ -596,6 +608,11 @@ def _percentile(ranked: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ranked) - 1)
     return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
+
+
+def _plain(text: str) -> str:
+    """A server's text without what could steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _seconds(value: float) -> str:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -19,7 +20,7 @@ from schedscope.engine import protocol
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
-from schedscope.engine.errors import RequestError, ServerError
+from schedscope.engine.errors import ConfigError, RequestError, ServerError
 from schedscope.engine.live import Live
 from schedscope.engine.model import Model
 from schedscope.engine.protocol import Output
@@ -36,6 +37,8 @@ STALLED_PAUSE_S = 0.005
 """Between steps that can do nothing but wait for a delayer, or for memory that nobody gives back."""
 UNAVAILABLE = 503
 FAILED = 500
+MIN_REQUEST_TOKENS = 2
+"""One of prompt and one of output."""
 
 Deliver = Callable[[Output], None]
 Clock = Callable[[], float]
@@ -139,7 +142,8 @@ class RankLoop:
         now = self.clock()
         match item:
             case Arrival(request, deliver) if request.rid in self.scheduler.lives:
-                deliver(_rid_in_use(request))
+                message = f"rid {request.rid!r} is in use: its last request is still ending"
+                deliver(_refusal(request.rid, request.prompt_len, message, 400))
             case Arrival(request, deliver):
                 stops = request.sampling.stop
                 self._talks[request.rid] = Talk(deliver, self._tokenizer, stops, now)
@@ -227,32 +231,26 @@ class RankLoop:
             )
 
     def fail_all(self, message: str) -> None:
-        """Tell every client that this rank is gone."""
+        """Tell every client, also those whose request is still in the inbox, that this rank is gone."""
         for rid, talk in self._talks.items():
-            finish = protocol.Finish(kind="abort", message=message, status=FAILED)
-            talk.deliver(
-                Output(
-                    rid=rid,
-                    token_ids=(),
-                    text="",
-                    finish=finish,
-                    prompt_tokens=0,
-                    completion_tokens=0,
-                    cached_tokens=0,
-                    queue_time=None,
-                )
-            )
+            talk.deliver(_refusal(rid, 0, message, FAILED))
         self._talks.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                match self.inbox.get_nowait():
+                    case Arrival(request, deliver):
+                        deliver(_refusal(request.rid, request.prompt_len, message, FAILED))
+                    case Flush(done):
+                        done(False)
 
 
-def _rid_in_use(request: Request) -> Output:
-    message = f"rid {request.rid!r} is in use: its last request is still ending"
+def _refusal(rid: str, prompt_tokens: int, message: str, status: int) -> Output:
     return Output(
-        rid=request.rid,
+        rid=rid,
         token_ids=(),
         text="",
-        finish=protocol.Finish(kind="abort", message=message, status=400),
-        prompt_tokens=request.prompt_len,
+        finish=protocol.Finish(kind="abort", message=message, status=status),
+        prompt_tokens=prompt_tokens,
         completion_tokens=0,
         cached_tokens=0,
         queue_time=None,
@@ -317,6 +315,15 @@ def run_lockstep(ranks: Sequence[RankLoop]) -> None:
             pause = 0.0
 
 
+def largest_request(config: SchedulerConfig) -> int:
+    """Prompt and output together of the largest request that admission lets into an empty pool, tokens."""
+    size = config.num_pages * config.page_size
+    if config.disable_radix_cache:
+        # Admission then counts the prompt in whole pages, and keeps a reserve (ignore_eos).
+        return size - 2 * config.page_size - config.ignore_eos_reserve_tokens
+    return size - config.page_size - 1
+
+
 class ServingEngine:
     """The engine behind the HTTP server: spreads requests over ranks and brings their outputs back.
 
@@ -337,14 +344,20 @@ class ServingEngine:
         self.tokenizer_path = model.path or ""
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
-        self.max_request_tokens = min(config.num_pages * config.page_size - config.page_size - 1, model.context_length)
+        self.max_request_tokens = min(largest_request(config), model.context_length)
+        if self.max_request_tokens < MIN_REQUEST_TOKENS:
+            raise ConfigError(
+                f"max_total_tokens={config.max_total_tokens}: with page_size={config.page_size} "
+                "the pool holds no request at all"
+            )
         self._tokenizer = tokenizer
         padded = [*tracers, *[None] * (config.dp_size - len(tracers))]
         self.ranks = [RankLoop(config, model, tokenizer, tracer=tracer) for tracer in padded]
         self._homes: dict[str, RankLoop] = {}
         self._turn = 0
         self._threads: list[threading.Thread] = []
-        self._failure: str | None = None
+        self.failure: str | None = None
+        """Why the scheduler is gone; None while it is there."""
 
     # ---- threads -------------------------------------------------------------------------------------------
 
@@ -373,9 +386,13 @@ class ServingEngine:
             job(what)
         except Exception as error:
             logger.exception("the scheduler thread died")
-            self._failure = f"{type(error).__name__}: {error}"
+            self.failure = f"{type(error).__name__}: {error}"
             for rank in self.ranks:
                 rank.fail_all("The scheduler failed; see the server's log.")
+
+    def _check_alive(self) -> None:
+        if self.failure is not None:
+            raise ServerError(f"the scheduler failed: {self.failure}")
 
     # ---- what the server asks ------------------------------------------------------------------------------
 
@@ -389,8 +406,7 @@ class ServingEngine:
 
     async def generate(self, request: Request) -> AsyncIterator[Output]:
         """Run one request. Raises RequestError for a rid in use, ServerError when the scheduler is gone."""
-        if self._failure is not None:
-            raise ServerError(f"the scheduler failed: {self._failure}")
+        self._check_alive()
         if request.rid in self._homes:
             raise RequestError(f"rid {request.rid!r} is in use")
         event_loop = asyncio.get_running_loop()
@@ -424,7 +440,8 @@ class ServingEngine:
             rank.inbox.put(Abort(rid))
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache of every rank that is idle."""
+        """Empty the prefix cache of every rank that is idle. Raises ServerError when the scheduler is gone."""
+        self._check_alive()
         event_loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[bool]] = []
         for rank in self.ranks:
@@ -457,4 +474,4 @@ class ServingEngine:
 
     def is_healthy(self) -> bool:
         """False once a scheduler thread has died."""
-        return self._failure is None
+        return self.failure is None

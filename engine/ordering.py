@@ -10,8 +10,8 @@ Source: `schedule_policy.py` of SGLang 0.5.23, faults included.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from schedscope.engine.chance import RandomState, shuffle
@@ -50,7 +50,7 @@ class DfsWeightKey(NamedTuple):
     """Depth first through the cache, heavier branches first."""
 
     branches: tuple[tuple[float, float], ...]
-    """(minus the requests in the branch, age rank of the branch) per level; a node's own requests come last."""
+    """(minus the requests in the branch, when it was created) per fork; a node's own requests come last."""
     position: int
 
 
@@ -172,7 +172,7 @@ class KeyFunction(Protocol):
     """Keys for a queue whose requests carry this pass's matches, and chance after it."""
 
     def __call__(
-        self, queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
+        self, queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts, /
     ) -> tuple[Sequence[Key] | None, RandomState | None]: ...
 
 
@@ -210,7 +210,7 @@ def _lpm(
 
 
 def _dfs_weight(
-    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
+    _queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
 ) -> tuple[Sequence[Key] | None, RandomState | None]:
     branches = dfs_branches(facts.cache, facts.matches)
     return [DfsWeightKey(branch, i) for i, branch in enumerate(branches)], facts.random_state
@@ -283,9 +283,7 @@ def _priority(
 ) -> tuple[Sequence[Key] | None, RandomState | None]:
     sign = facts.config.priority_sign
     keys = [
-        PriorityMatchKey(
-            r.priority * sign, -r.matched if duplicate is None else math.inf, r.entry_time, i
-        )
+        PriorityMatchKey(r.priority * sign, -r.matched if duplicate is None else math.inf, r.entry_time, i)
         for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
     ]
     return keys, facts.random_state
@@ -365,9 +363,10 @@ def order(
         matches = cache.match_many([(request.tokens, request.space) for request in queue])
         looked: list[Waiting] = []
         for request, match in zip(queue, matches, strict=True):
-            prefix_len = 0 if config.radix_force_miss else match.length
-            matched = min(prefix_len, max(request.length - 1, 0))
-            if (prefix_len, matched) != (request.prefix_len, request.matched):
+            prefix_len = matched = 0 if config.radix_force_miss else match.length
+            if matched >= request.length:
+                matched = max(request.length - 1, 0)
+            if prefix_len != request.prefix_len or matched != request.matched:
                 request = request._replace(prefix_len=prefix_len, matched=matched)
             looked.append(request)
         queue = looked
@@ -386,17 +385,15 @@ def order(
         places = sorted(range(len(queue)), key=keys.__getitem__)
     ranked = tuple(Ranked(queue[i], keys[i], i, duplicates[i]) for i in places)
 
-    touches = [match for request, match in zip(queue, matches, strict=False) if _touches(request, cache)]
+    touches = [
+        match for request, match in zip(queue, matches, strict=False) if match.length or _touches(request, cache)
+    ]
     if not active.cache_aware and queue and _refreshes(config):
         if refresh_calls % config.waiting_prefix_refresh_interval == 0:
             head = [ranked[i].request for i in range(min(len(ranked), config.waiting_queue_prefix_match_max))]
-            for request in reversed(head):
-                if _touches(request, cache):
-                    touches.append(cache.match(request.tokens, request.space))
+            touches += [cache.match(r.tokens, r.space) for r in reversed(head) if _touches(r, cache)]
         refresh_calls += 1
-    return Ordering(
-        configured.name, active.name, fallback, ranked, tuple(touches), random_state, refresh_calls
-    )
+    return Ordering(configured.name, active.name, fallback, ranked, tuple(touches), random_state, refresh_calls)
 
 
 def _touches(request: Waiting, cache: RadixCache) -> bool:
@@ -413,46 +410,44 @@ def _refreshes(config: SchedulerConfig) -> bool:
 
 
 def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[tuple[tuple[float, float], ...]]:
-    """For each match its way through the tree, as sort keys: heavier branches first, a node's own requests last.
+    """For each match its way down the tree, as sort keys: heavier branches first, a node's own requests last.
 
-    A match that ends inside a node stands where the split that SGLang makes there would put it.
+    Only the places count at which requests part, so a key is short however deep the tree. A match that ends inside
+    a node stands where the split that SGLang makes there would put it.
     """
-    nodes = [cache.resolve(match) for match in matches]
-    ends = [(node.id, match.length) for node, match in zip(nodes, matches, strict=True)]
-    by_id = {node.id: node for node in nodes}
-    cuts: dict[int, list[int]] = {}
-    for node_id, length in sorted(set(ends), reverse=True):
-        cuts.setdefault(node_id, []).append(length)
+    ends = [(cache.resolve(match), match.length) for match in matches]
+    cuts: dict[Node, list[int]] = {}
+    for node, length in sorted(set(ends), key=lambda end: -end[1]):
+        if length < node.end:
+            cuts.setdefault(node, []).append(length)
 
-    def way_up(node: Node, length: int) -> Iterator[tuple[Node, int]]:
-        while node.parent is not None:
-            marks = cuts.get(node.id, ())
-            if length == node.end and length not in marks:
-                yield node, length
-            for mark in marks:
-                if mark <= length:
-                    yield node, mark
-            node = node.parent
-            length = node.end
+    ways: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    weights: defaultdict[tuple[Node, int], int] = defaultdict(int)
+    for end, requests in Counter(ends).items():
+        ways[end] = _way_up(*end, cuts)
+        for step in ways[end]:
+            weights[step] += requests
 
-    weights: Counter[tuple[int, int]] = Counter()
-    for end, count in Counter(ends).items():
-        for node, mark in way_up(by_id[end[0]], end[1]):
-            weights[node.id, mark] += count
-    last = (math.inf, math.inf)
-    branches: dict[tuple[int, int], tuple[tuple[float, float], ...]] = {}
-    for end in set(ends):
-        branch = [last]
-        below: tuple[float, float] | None = None
-        for node, mark in way_up(by_id[end[0]], end[1]):
-            step = (-weights[node.id, mark], node.creation)
-            if below is not None and below[0] != step[0]:
-                branch.append(below)
-            below = step
-        if below is not None:
-            branch.append(below)
-        branches[end] = tuple(reversed(branch))
+    branches: dict[tuple[Node, int], tuple[tuple[float, float], ...]] = {}
+    for end, way in ways.items():
+        levels: list[tuple[float, float]] = []
+        weight = 0
+        for step in reversed(way):
+            if weights[step] != weight:
+                weight = weights[step]
+                levels.append((-weight, step[0].creation))
+        branches[end] = (*levels, (math.inf, math.inf))
     return [branches[end] for end in ends]
 
 
-RankFunction = Callable[[Sequence[Waiting]], Sequence[Key]]
+def _way_up(node: Node, length: int, cuts: Mapping[Node, Sequence[int]]) -> list[tuple[Node, int]]:
+    """Where a match ends and what is above it: nodes, and the places inside them at which other matches end."""
+    way = []
+    while node.parent is not None:
+        if length == node.end:
+            way.append((node, length))
+        if node in cuts:
+            way += [(node, cut) for cut in cuts[node] if cut <= length]
+        node = node.parent
+        length = node.end
+    return way

@@ -4,6 +4,10 @@ Reading and changing are apart. `match` and `pin_cost` only read, so a decision,
 them at any time without changing what is evicted next. `touch` does what SGLang's match does as a side effect:
 it splits the node in which the match ends and makes the path recent.
 
+Looking again is cheap: `match_many` remembers where sequences ended, and as tokens never change under a node, that
+answer stands until the node is evicted or a child carries on the sequence. Touching is cheap too: only leaves are
+evicted, so only the end of a path has to be marked.
+
 A node spans the tokens `parent.end .. end` of every sequence below it. `end` never changes: a split gives the
 *upper* half to a new node, so a `Match` taken before a split still names the right place after it.
 
@@ -19,13 +23,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schedscope.engine import tokens
-from schedscope.engine.eviction import EVICTION_POLICIES
+from schedscope.engine.eviction import EvictionKey, eviction_key
 from schedscope.engine.tokens import TOKEN_BYTES
 
 ROOT_PRIORITY = -(2**63)
-_MAX_PRIORITY = 2**63 - 1
-# A touch gives a path of nodes falling times; ticks are this far apart, so the times of two touches never mix.
+# A touch marks the end of its path only; a parent takes over the time of an evicted child, less one. Ticks are so far
+# apart that the times of two touches never mix.
 _TICK = 1 << 20
+# Outdated entries that the eviction heap may hold beyond as many as there are leaves.
+_MAX_STALE = 64
 
 
 class Node:
@@ -58,10 +64,13 @@ class Node:
         self.slots: array[int] = array("i")
         self.lock_ref = 0
         self.last_access = 0
+        """Logical time; a node with children is as recent as the most recent of those below it."""
         self.creation = 0
+        """Logical time; siblings stand in this order."""
         self.hit_count = 0
         self.priority = ROOT_PRIORITY
         self.evicted = False
+        """It is not in the tree any more; nodes above it may be."""
 
     @property
     def start(self) -> int:
@@ -85,14 +94,6 @@ class Match(NamedTuple):
     """Tokens, whole pages."""
     node: Node
     """The node in which the match ends (it may go on beyond), the root if nothing matches."""
-
-
-class _End(NamedTuple):
-    """Where a sequence was found to end."""
-
-    sequence: bytes
-    space: bytes
-    match: Match
 
 
 class Inserted(NamedTuple):
@@ -125,13 +126,21 @@ class RadixCache:
         page_size: tokens per KV page; only whole pages are kept.
         eviction_policy: a name of `EVICTION_POLICIES`.
         disabled: keep nothing and match nothing.
+        slru_protected_hits: hits that protect a node under slru.
     """
 
-    def __init__(self, page_size: int = 1, eviction_policy: str = "lru", disabled: bool = False) -> None:
+    def __init__(
+        self,
+        page_size: int = 1,
+        eviction_policy: str = "lru",
+        disabled: bool = False,
+        slru_protected_hits: int = 2,
+    ) -> None:
         self.page_size = page_size
         self.eviction_policy = eviction_policy
         self.disabled = disabled
-        self._eviction_key = EVICTION_POLICIES[eviction_policy]
+        self._eviction_key = eviction_key(eviction_policy, slru_protected_hits)
+        self._slru_protected_hits = slru_protected_hits
         self._page_bytes = page_size * TOKEN_BYTES
         self.clock = 0
         """Logical time: grows with every access, so no two nodes are equally old."""
@@ -143,53 +152,35 @@ class RadixCache:
         self.protected = 0
         """Tokens under a lock."""
         self._leaves: dict[int, Node] = {}
-        self._ends: dict[int, _End] = {}
-        """By the identity of a sequence, where it was found when it was last one of many."""
+        """What may be evicted."""
+        self._heap: list[tuple[EvictionKey, int, Node]] = []
+        """Every leaf, under a key that was its own once. Keys only grow, except under mru, so the first entry whose
+        key is still right is the least. Nodes that are no longer leaves stay until they come up."""
+        self._ends: dict[int, tuple[bytes, bytes, Match]] = {}
+        """Of the sequences last looked for together, by identity: itself, namespace and match."""
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def match(self, sequence: bytes, space: bytes = b"", limit: int | None = None) -> Match:
         """Longest cached prefix of `sequence`, of at most `limit` tokens, in whole pages. Changes nothing."""
-        page = self._page_bytes
-        stop = len(sequence) if limit is None else min(limit * TOKEN_BYTES, len(sequence))
-        stop -= stop % page
-        node, offset, prefix = self.root, 0, space
-        end = self._ends.get(id(sequence))
-        if end is not None and end.sequence is sequence and end.space == space:
-            length, node = self._still(end.match, stop // TOKEN_BYTES)
-            if length < node.end:
-                return Match(length, node)
-            if length:
-                offset, prefix = length * TOKEN_BYTES, b""
-        while offset < stop:
-            child = node.children.get(prefix + sequence[offset : offset + page])
-            if child is None:
-                break
-            key = child.key
-            if offset + len(key) <= stop and sequence.startswith(key, offset):
-                node = child
-                offset += len(key)
-                prefix = b""
-                continue
-            shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
-            offset += min(shared, stop - offset)
-            offset -= offset % page
-            node = child
-            break
-        return Match(offset // TOKEN_BYTES, node)
+        match = self._unchanged(sequence, space) or self._walk(sequence, space)
+        if limit is not None and match.length > limit:
+            match = Match(limit - limit % self.page_size, match.node)
+            match = Match(match.length, self.resolve(match))
+        return match
 
     def match_many(self, sequences: Iterable[tuple[bytes, bytes]]) -> list[Match]:
-        """`match` of each sequence in its namespace.
+        """`match` of each sequence in its namespace, and remember until the next call where they ended.
 
-        Remembers until the next call where each ended. To look for one of them again then takes a constant time,
-        whatever its length, unless more of it was cached since; the answer is the same.
+        To look for one of these very objects again takes the same short time whatever its length, until the tree
+        changes where it ended. What is remembered never changes an answer.
         """
         ends = {}
         matches = []
         for sequence, space in sequences:
-            match = self.match(sequence, space)
+            match = self._unchanged(sequence, space) or self._walk(sequence, space)
             matches.append(match)
-            ends[id(sequence)] = _End(sequence, space, match)
+            ends[id(sequence)] = sequence, space, match
         self._ends = ends
         return matches
 
@@ -199,18 +190,6 @@ class RadixCache:
         while node.parent is not None and node.parent.end >= length:
             node = node.parent
         return node
-
-    def _still(self, match: Match, limit: int) -> Match:
-        """What is left of an old match within `limit` tokens: nodes are evicted from below, so some node above lives.
-
-        If it ends inside its node, the sequence went another way there, and still does.
-        """
-        length, node = match
-        while node.evicted:
-            assert node.parent is not None
-            node = node.parent
-        match = Match(min(length, node.end, limit), node)
-        return Match(match.length, self.resolve(match))
 
     def pin_cost(self, match: Match) -> int:
         """Evictable tokens that locking this match would take."""
@@ -331,31 +310,33 @@ class RadixCache:
 
     def evict(self, wanted: int) -> list[Evicted]:
         """Drop unlocked leaves, whole, until `wanted` tokens are gone or none is left."""
-        key = self._eviction_key
-        heap = [(key(node), node.id, node) for node in self._leaves.values()]
-        heapq.heapify(heap)
+        if self.eviction_policy == "mru":
+            self._rebuild_heap()
         evicted: list[Evicted] = []
-        while wanted > 0 and heap:
-            _, _, node = heapq.heappop(heap)
+        while wanted > 0 and self._heap:
+            key, node_id, node = heapq.heappop(self._heap)
+            if self._leaves.get(node_id) is not node:
+                continue
+            if key != self._eviction_key(node):
+                self._offer(node)
+                continue
             parent = node.parent
             assert parent is not None
             node.evicted = True
             parent.last_access = max(parent.last_access, node.last_access - 1)
-            del self._leaves[node.id]
+            del self._leaves[node_id]
             del parent.children[node.edge]
             self.evictable -= len(node)
             wanted -= len(node)
             evicted.append(Evicted(node, len(node)))
             self._update_leaf(parent)
-            if parent.id in self._leaves:
-                heapq.heappush(heap, (key(parent), parent.id, parent))
         return evicted
 
     # ---- copies --------------------------------------------------------------------------------------------
 
     def fork(self) -> tuple[RadixCache, dict[int, Node]]:
         """An independent copy, and its nodes by the id they have in both."""
-        copy = RadixCache(self.page_size, self.eviction_policy, self.disabled)
+        copy = RadixCache(self.page_size, self.eviction_policy, self.disabled, self._slru_protected_hits)
         copy.clock, copy.next_id = self.clock, self.next_id
         twins: dict[int, Node] = {0: copy.root}
         self._copy_facts(self.root, copy.root)
@@ -391,6 +372,39 @@ class RadixCache:
 
     # ---- inner ---------------------------------------------------------------------------------------------
 
+    def _walk(self, sequence: bytes, space: bytes) -> Match:
+        """Match from the root."""
+        page = self._page_bytes
+        stop = len(sequence) - len(sequence) % page
+        node, offset = self.root, 0
+        edge = space + sequence[:page]
+        while offset < stop and (child := node.children.get(edge)) is not None:
+            node, key = child, child.key
+            if not sequence.startswith(key, offset):
+                shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+                offset += shared - shared % page
+                break
+            offset += len(key)
+            edge = sequence[offset : offset + page]
+        return Match(offset // TOKEN_BYTES, node)
+
+    def _unchanged(self, sequence: bytes, space: bytes) -> Match | None:
+        """The remembered match if it ends with a node that lives on, below which the sequence still doesn't go on.
+
+        A node's tokens and those above it never change, so nothing else has to be looked at.
+        """
+        end = self._ends.get(id(sequence))
+        if end is None or end[0] is not sequence or end[1] != space:
+            return None
+        match = end[2]
+        length, node = match
+        if length != node.end or node.evicted or node.parent is None:
+            return None
+        offset = length * TOKEN_BYTES
+        if node.children and sequence[offset : offset + self._page_bytes] in node.children:
+            return None
+        return match
+
     def _tick(self) -> int:
         self.clock += _TICK
         return self.clock
@@ -423,7 +437,18 @@ class RadixCache:
         return upper
 
     def _update_leaf(self, node: Node) -> None:
-        if node.lock_ref == 0 and not node.children and node.parent is not None:
-            self._leaves[node.id] = node
-        else:
+        if node.lock_ref or node.children or node.parent is None:
             self._leaves.pop(node.id, None)
+        elif node.id not in self._leaves:
+            self._leaves[node.id] = node
+            self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Put a leaf where `evict` looks."""
+        heapq.heappush(self._heap, (self._eviction_key(node), node.id, node))
+        if len(self._heap) > 2 * len(self._leaves) + _MAX_STALE:
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        self._heap = [(self._eviction_key(leaf), leaf.id, leaf) for leaf in self._leaves.values()]
+        heapq.heapify(self._heap)

@@ -73,7 +73,9 @@ class SchedulerState:
     def forget_cache(self) -> None:
         """Start with an empty prefix cache and a free pool; nobody may hold memory."""
         config = self.config
-        self.cache = RadixCache(config.page_size, config.radix_eviction_policy, config.disable_radix_cache)
+        self.cache = RadixCache(
+            config.page_size, config.radix_eviction_policy, config.disable_radix_cache, config.slru_protected_hits
+        )
         self.pool = KVPool(config.num_pages, config.page_size)
 
     # ---- reading -------------------------------------------------------------------------------------------
@@ -116,8 +118,10 @@ class SchedulerState:
 
     @staticmethod
     def _waiting(live: Live) -> Waiting:
+        if live.waiting is not None:
+            return live.waiting
         request = live.request
-        return Waiting(
+        live.waiting = Waiting(
             rid=request.rid,
             tokens=live.tokens,
             prompt_len=live.prompt_len,
@@ -134,6 +138,7 @@ class SchedulerState:
             matched=live.matched,
             fill_len=live.fill_len,
         )
+        return live.waiting
 
     def _running(self, live: Live) -> Running:
         request = live.request
@@ -176,6 +181,7 @@ class SchedulerState:
         """Join the queue's tail: a new request, or one that was retracted or preempted."""
         live.entry_time = now
         live.arrival_processed_tokens = self.processed_tokens
+        live.waiting = None
         self.queue.append(live)
 
     def resolved_priority(self, request: Request) -> int:
@@ -211,6 +217,7 @@ class SchedulerState:
         self.queue = []
         for place in plan.ordering.ranked:
             live = by_rid[place.request.rid]
+            live.waiting = place.request
             live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
             self.queue.append(live)
         self.random_state = plan.ordering.random_state
@@ -233,6 +240,7 @@ class SchedulerState:
                     preempted += self._preempt(operation)
         for rid, looked in plan.admission.looked.items():
             live = by_rid[rid]
+            live.waiting = looked
             live.prefix_len, live.matched, live.fill_len = looked.prefix_len, looked.matched, looked.fill_len
 
         admitted = plan.admission.admitted

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.errors import ScenarioError, UsageError
 
+MAX_SCALE = 1_000.0
 BLOCK_TOKENS = 512
 """Tokens that one hash id of a published Mooncake trace stands for."""
 
@@ -81,8 +81,8 @@ def scale_row(row: TraceRow, factor: float) -> TraceRow:
     blocks, and a partial last block stays the prefix of its whole. Partial blocks are rounded up, output
     lengths to the nearest, neither to 0. Raises UsageError for a factor that isn't a positive number.
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise UsageError(f"trace scale must be a positive number, not {factor}")
+    if not 0 < factor <= MAX_SCALE:
+        raise UsageError(f"trace scale must be greater than 0 and at most {MAX_SCALE:g}, not {factor}")
     block = max(1, round(row.block * factor))
     whole = len(row.hash_ids) - 1
     partial = row.input_length - whole * row.block

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -95,10 +96,12 @@ def key_text(key: Key) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same value with infinite numbers as text."""
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if isinstance(value, tuple):
+    """The same JSON value with the numbers that JSON lacks as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
 

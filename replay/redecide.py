@@ -26,6 +26,7 @@ SHAPED_THE_STATE = frozenset(
         "prefill_delayer_max_prefill_bs_window_size",
         "radix_eviction_policy",
         "schedule_conservativeness",
+        "slru_protected_hits",
     }
 )
 """Another value would need another past."""
@@ -84,6 +85,8 @@ def redecide(moment: Moment, policy: str | None, settings: Mapping[str, str]) ->
             raise UsageError(f"--policy {policy}: unknown policy; choose from {', '.join(POLICIES)}")
         changed["schedule_policy"] = policy
     config = moment.config.with_settings(changed)
+    if moment.view.chunked is not None and config.chunked_prefill_size is None:
+        raise UsageError("--set chunked_prefill_size=none: this pass continues a chunk, which needs a chunk size")
     more_rows = config.max_running_requests - moment.config.max_running_requests
     view = replace(moment.view, free_rows=moment.view.free_rows + more_rows)
     random_state = moment.random_state or (seeded(config.random_seed) if config.schedule_policy == "random" else None)

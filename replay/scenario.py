@@ -7,9 +7,11 @@ and `schedscope.replay.scenario_check` compares.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+import re
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -17,6 +19,9 @@ from schedscope.engine.errors import ScenarioError
 
 T = TypeVar("T")
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**26)]
+"""Tokens, requests, passes: no more than a machine can hold."""
+Finite = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 Part = str | dict[str, list[int]]
 Sequence = list[Part]
 
@@ -40,32 +45,32 @@ class SceneRequest(_Strict):
 
     rid: str
     input: Sequence
-    output: int | Sequence = 0
-    max_new_tokens: int = 128
+    output: Count | Sequence = 0
+    max_new_tokens: Count = 128
     ignore_eos: bool = False
     priority: int | None = None
     routing_key: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
-    entry_time: float = 0.0
-    arrival_processed_tokens: int = 0
+    entry_time: Finite = 0.0
+    arrival_processed_tokens: Count = 0
     retracted: bool | None = None
     finished: bool = False
-    done: int | None = None
+    done: Count | None = None
 
 
 class Generator(_Strict):
     """`count` copies of a request."""
 
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
     template: dict[str, Any]
-    at: int | None = None
+    at: Count | None = None
 
 
 class Pool(_Strict):
     """So many free tokens before the pass."""
 
-    free: int
+    free: Count
 
 
 class Probe(_Strict):
@@ -91,9 +96,9 @@ class DelayerStart(_Strict):
     """The delayer's state before the first pass."""
 
     skip_first: bool = True
-    delayed_count: int | None = None
-    age_ms: float = 0.0
-    max_prefill_bs: int = 0
+    delayed_count: Count | None = None
+    age_ms: Finite = 0.0
+    max_prefill_bs: Count = 0
     other_ranks: list[RankReport] = []
 
 
@@ -101,22 +106,22 @@ class DelayerRank(_Strict):
     """One rank in one pass of a delayer scenario."""
 
     prefillable: bool
-    token_usage: float = 1.0
+    token_usage: Finite = 1.0
     running_batch: int = 0
     waiting_queue_len: int = 0
     max_prefill_bs: int | None = None
     max_running_requests: int | None = None
     actual_prefill_bs: int = 0
     calls: int = 1
-    now: float | None = None
+    now: Finite | None = None
 
 
 class DelayerPass(_Strict):
     """One pass of a delayer scenario."""
 
     ranks: list[DelayerRank]
-    now: float = 0.0
-    repeat: int = 1
+    now: Finite = 0.0
+    repeat: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1
 
 
 class CacheAction(_Strict):
@@ -126,7 +131,7 @@ class CacheAction(_Strict):
     touch: Sequence | None = None
     lock: Sequence | None = None
     probe: Sequence | None = None
-    evict: int | None = None
+    evict: Count | None = None
     sizes: bool | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
@@ -144,17 +149,17 @@ class Scenario(_Strict):
     source: list[str] = []
     verified: bool = True
     config: dict[str, Any] = {}
-    segments: dict[str, int] = {}
+    segments: dict[str, Count] = {}
     cache: list[CacheEntry] = []
     running: list[SceneRequest] = []
     chunked_req: SceneRequest | None = None
     pool: Pool | None = None
     waiting_queue: list[SceneRequest] = []
     waiting_queue_generate: list[Generator] = []
-    processed_tokens: int = 0
+    processed_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     batch_is_full: bool = False
     delayer: DelayerStart | None = None
-    passes: int | list[DelayerPass] = 1
+    passes: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | list[DelayerPass] = 1
     probe: list[Probe] = []
     ops: list[CacheAction] = []
     given: Any = None
@@ -165,10 +170,11 @@ class Scenario(_Strict):
         """The waiting requests in queue order, generated ones included."""
         requests = list(self.waiting_queue)
         for generator in self.waiting_queue_generate:
-            made = [
-                _convert(_fill(generator.template, i), SceneRequest, f"{self.id}: waiting_queue_generate")
-                for i in range(generator.count)
-            ]
+            where = f"{self.id}: waiting_queue_generate"
+            try:
+                made = [_convert(_fill(generator.template, i), SceneRequest, where) for i in range(generator.count)]
+            except RecursionError:
+                raise ScenarioError(f"{where}: the template contains itself") from None
             at = len(requests) if generator.at is None else generator.at
             requests[at:at] = made
         return requests
@@ -208,25 +214,26 @@ def _read_file(path: Path) -> Iterator[Placed]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ScenarioError(f"{path}: can't be read: {error}") from None
     if ".jsonl" in path.suffixes:
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 where = f"{path}:{number}"
-                try:
-                    raw = msgspec.json.decode(line)
-                except msgspec.DecodeError as error:
-                    raise ScenarioError(f"{where}: not JSON: {error}") from None
-                yield Placed(_convert(raw, Scenario, where), where)
+                yield Placed(_convert(_parsed(msgspec.json.decode, line, where), Scenario, where), where)
         return
-    try:
-        documents = list(yaml.load_all(text, Loader=_Loader))
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{path}: not YAML: {error}") from None
-    for raw in documents:
+    for raw in _parsed(lambda source: list(yaml.load_all(source, Loader=_Loader)), text, str(path)):
         if raw is not None:
             yield Placed(_convert(raw, Scenario, str(path)), str(path))
+
+
+def _parsed(parse: Callable[[str], Any], text: str, where: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ScenarioError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ScenarioError(f"{where}: not {'JSON' if parse is msgspec.json.decode else 'YAML'}: {error}") from None
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -237,15 +244,17 @@ def _convert(raw: Any, kind: type[T], where: str) -> T:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{where}: {error}") from None
+    except RecursionError:
+        raise ScenarioError(f"{where}: a part of it contains itself") from None
+
+
+_NUMBER = re.compile(r"\{i(?::0?(\d{1,2}))?\}")
 
 
 def _fill(template: Any, number: int) -> Any:
     """The template with `{i}` and `{i:04}` replaced in all strings."""
     if isinstance(template, str):
-        try:
-            return template.format(i=number) if "{" in template else template
-        except (KeyError, IndexError, ValueError) as error:
-            raise ScenarioError(f"template {template!r}: {error}") from None
+        return _NUMBER.sub(lambda found: str(number).zfill(int(found[1] or 0)), template)
     if isinstance(template, list):
         return [_fill(item, number) for item in template]
     if isinstance(template, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import DelayerState
 from schedscope.engine.errors import ConfigError, ScenarioError
 from schedscope.engine.live import Live
+from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.state import SchedulerState
 from schedscope.replay.scenario import CacheEntry, Part, Scenario, SceneRequest
 
 FIRST_SEGMENT_TOKEN = 2**30
-ROOMY_POOL = 2**22
+LONGEST_COUNT = 7
+"""Digits."""
+ROOMY_POOL = 2**26
 """Tokens of a pool in which nothing is ever evicted."""
 
 
@@ -66,8 +70,8 @@ class Vocabulary:
 
     def _split(self, part: str) -> tuple[str, int]:
         name, _, length = part.partition(":")
-        if not length.isdigit():
-            raise ScenarioError(f"{self._id}: {part!r}: expected name:count")
+        if not (length.isascii() and length.isdigit() and len(length) <= LONGEST_COUNT):
+            raise ScenarioError(f"{self._id}: {part[:80]!r}: expected name:count")
         return name, int(length)
 
 
@@ -90,7 +94,7 @@ def scenario_config(scenario: Scenario, **changes: Any) -> SchedulerConfig:
     """The scheduler configuration that a scenario's `config` means."""
     settings = {k: v for k, v in scenario.config.items() if k != "new_token_ratio"}
     chunk = settings.get("chunked_prefill_size")
-    if chunk is not None and chunk <= 0:
+    if isinstance(chunk, int) and chunk <= 0:
         settings["chunked_prefill_size"] = None
     if settings.get("chunked_prefill_size") is None:
         settings.pop("enable_mixed_chunk", None)
@@ -113,6 +117,12 @@ class StateBuilder:
 
     def build(self) -> SchedulerState:
         """The state before the first pass. Raises ScenarioError, ConfigError."""
+        try:
+            return self._build()
+        except PoolExhaustedError as error:
+            raise ScenarioError(f"{self._scenario.id}: the state doesn't fit: {error}") from None
+
+    def _build(self) -> SchedulerState:
         if self._scenario.pool is None:
             return self._build_with(self._config)
         # Nothing may be evicted on the way: build with room to spare, then take away what is too much.
@@ -131,12 +141,19 @@ class StateBuilder:
         if scenario.chunked_req is not None:
             request = scenario.chunked_req
             live = self._live(state, request)
-            if request.done is None:
-                raise ScenarioError(f"{scenario.id}: chunked_req needs `done`")
+            if request.done is None or not 0 < request.done < live.prompt_len:
+                raise ScenarioError(f"{scenario.id}: chunked_req needs `done`, less than its prompt")
+            if config.chunked_prefill_size is None:
+                raise ScenarioError(f"{scenario.id}: chunked_req needs a chunked_prefill_size")
             self._prefill(state, live, request.done)
             live.extend_end = live.prefix_len
             state.chunked = live
-        for request in scenario.queue():
+        queue = scenario.queue()
+        chunked = [scenario.chunked_req] if scenario.chunked_req else []
+        rids = Counter(request.rid for request in (*queue, *scenario.running, *chunked))
+        if rids and rids.most_common(1)[0][1] > 1:
+            raise ScenarioError(f"{scenario.id}: rid {rids.most_common(1)[0][0]!r} stands there twice")
+        for request in queue:
             live = self._live(state, request)
             self._generate(live, request)
             live.retracted = request.retracted if request.retracted is not None else live.output_len > 0

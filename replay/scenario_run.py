@@ -75,7 +75,8 @@ class _PassScenario:
             expect["error"] = {"type": "ValueError", "message": str(error)}
             return self.outcome
         passes = self.scenario.passes
-        assert isinstance(passes, int)
+        if not isinstance(passes, int):
+            raise ScenarioError(f"{self.scenario.id}: passes: expected a number for kind pass")
         seen: list[dict[str, Any]] = []
         batch: Batch | None = None
         for _ in range(passes):
@@ -301,11 +302,18 @@ def _run_evict(scenario: Scenario) -> Outcome:
     builder = StateBuilder(scenario, config)
     state = SchedulerState(config)
     cache = state.cache
+    for number, op in enumerate(scenario.ops):
+        actions = [op.insert, op.touch, op.lock, op.probe, op.evict, op.sizes]
+        if sum(action is not None for action in actions) != 1:
+            raise ScenarioError(f"{scenario.id}: ops[{number}]: expected exactly one action")
     results: list[dict[str, int]] = []
     for op in scenario.ops:
         if op.insert is not None:
             entry = CacheEntry(seq=op.insert, extra_key=op.extra_key, cache_salt=op.cache_salt, priority=op.priority)
-            builder.cache(state, entry)
+            try:
+                builder.cache(state, entry)
+            except PoolExhaustedError as error:
+                raise ScenarioError(f"{scenario.id}: the pool is too small: {error}") from None
         elif op.touch is not None or op.probe is not None or op.lock is not None:
             sequence = builder.words.sequence(op.touch or op.probe or op.lock or [])
             match = cache.match(sequence, namespace(op.extra_key, op.cache_salt))
@@ -316,8 +324,6 @@ def _run_evict(scenario: Scenario) -> Outcome:
                 cache.lock(node)
         elif op.evict is not None:
             results.append({"evicted": sum(evicted.tokens for evicted in state.evict(op.evict))})
-        elif op.sizes:
-            results.append({"evictable": cache.evictable, "protected": cache.protected})
         else:
-            raise ScenarioError(f"{scenario.id}: ops: an item without an action")
+            results.append({"evictable": cache.evictable, "protected": cache.protected})
     return Outcome({"results": results})

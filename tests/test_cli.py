@@ -188,6 +188,11 @@ def test_one_changed_line_of_a_policy_is_found(
         (["serve", "--radix-eviction-policy", "mfu"], 4, "radix_eviction_policy=mfu"),
         (["serve", "--port", "70000"], 4, "port=70000"),
         (["serve", "--page-size", "large"], 2, "large"),
+        (["serve", "--page-size", "64", "--max-total-tokens", "64"], 4, "no request at all"),
+        (["serve", "--max-total-tokens", "1" + "0" * 30], 4, "max_total_tokens"),
+        (["serve", "--schedule-conservativeness", "nan"], 4, "schedule_conservativeness=nan"),
+        (["serve", "--set", "prefill_delayer_queue_min_ratio=inf"], 4, "prefill_delayer_queue_min_ratio=inf"),
+        (["serve", "--set", "retraction=7"], 4, "did you mean retraction_policy"),
         (["serve", "--warp", "9"], 2, "--warp"),
         (["serve", "--model-path", "/no/such/model"], 9, "/no/such/model"),
         (["record"], 2, "record"),
@@ -196,6 +201,9 @@ def test_one_changed_line_of_a_policy_is_found(
         (["load", "TRACE", "--url", "http://127.0.0.1:9", "--requests", "0"], 2, "--requests 0"),
         (["load", "TRACE", "--url", "http://127.0.0.1:9", "--requests", "1"], 9, "http://127.0.0.1:9"),
         (["load", "TRACE", "--url", "gopher://x", "--requests", "1"], 9, "gopher"),
+        (["load", "TRACE", "--url", "http://127.0.0.1:99999", "--requests", "1"], 9, "99999"),
+        (["load", "TRACE", "--url", "http://xn--/", "--requests", "1"], 9, "xn--"),
+        (["load", "TRACE", "--url", "http://127.0.0.1:9", "--scale", "1e18"], 2, "scale"),
         (["scenario", "check"], 2, "file or folder"),
         (["scenario", "check", "/no/such/folder"], 7, "/no/such/folder"),
         (["scenario", "run", "BROKEN"], 7, "banana"),
@@ -243,6 +251,14 @@ def test_a_damaged_run_is_refused_by_name(
 
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
+
+
+def test_a_terminal_without_unicode_gets_question_marks(run: Path) -> None:
+    env = {"PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
+    done = schedscope("replay", "pass", 3, "--run", run, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "identical" in done.stdout
+    assert schedscope("scenario", "run", SCENARIOS / "02_cold_system_prompt.yaml", env=env).returncode == 0
 
 
 def test_help_of_every_command() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.load import LoadReport, run_load
-from schedscope.engine.loop import ServingEngine
+from schedscope.engine.loop import ServingEngine, largest_request
 from schedscope.engine.model import Model, load_model
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.server import Serving, build_app, serve_app
@@ -148,6 +148,50 @@ def test_preemption_in_mixed_chunks_replays(tmp_path: Path, model: Model) -> Non
     assert all(len(answer["output_ids"]) == 90 for answer in answers)
     assert sum(row["preemptions"] for row in run.rows("requests", 0)) > 0
     assert any(row["kind"] == "mixed" for row in run.rows("steps", 0))
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("disable_radix_cache", [True, False])
+def test_the_largest_request_that_is_accepted_is_served(
+    tmp_path: Path, model: Model, disable_radix_cache: bool, page_size: int, ignore_eos: bool
+) -> None:
+    config = SchedulerConfig(max_total_tokens=208, page_size=page_size, disable_radix_cache=disable_radix_cache)
+    largest = largest_request(config)
+
+    async def use(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+
+            async def ask(prompt: int, output: int) -> int:
+                sampling = {"max_new_tokens": output, "ignore_eos": ignore_eos, "temperature": 0}
+                body = {"input_ids": [7] * prompt, "sampling_params": sampling}
+                return (await client.post("/generate", json=body)).status_code
+
+            return [await ask(prompt, largest - prompt + more) for prompt in (1, 17, 50, 100) for more in (0, 1)]
+
+    _, codes = serve_and_record(tmp_path, model, config, use)
+    assert codes == [200, 400] * 4
+
+
+def test_a_dead_scheduler_answers_at_once(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    async def use(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            body = {"input_ids": [7] * 5, "sampling_params": {"max_new_tokens": 3}}
+            monkeypatch.setattr("schedscope.engine.runner.ModelRunner.forward", broken)
+            first = await client.post("/generate", json=body)
+            second = await client.post("/generate", json=body)
+            return [
+                r.status_code for r in (first, second, await client.get("/health"), await client.post("/flush_cache"))
+            ]
+
+    _, codes = serve_and_record(tmp_path, model, SchedulerConfig(), use)
+    assert codes == [500, 503, 503, 503]
+    assert "planted" in caplog.text
 
 
 def test_ranks_in_lockstep_agree_and_replay(tmp_path: Path, model: Model) -> None:
