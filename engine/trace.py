@@ -82,7 +82,7 @@ def scale_row(row: TraceRow, factor: float) -> TraceRow:
     lengths to the nearest, neither to 0. Raises UsageError for a factor that isn't a positive number.
     """
     if not 0 < factor <= MAX_SCALE:
-        raise UsageError(f"trace scale must be greater than 0 and at most {MAX_SCALE:g}, not {factor}")
+        raise UsageError(f"trace scale must be a positive number up to {MAX_SCALE:g}, not {factor}")
     block = max(1, round(row.block * factor))
     whole = len(row.hash_ids) - 1
     partial = row.input_length - whole * row.block
