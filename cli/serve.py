@@ -199,9 +199,9 @@ def check_servable(config: SchedulerConfig) -> None:
 def _run(
     config: SchedulerConfig, model_path: Path | None, device: str | None, dtype: str | None, host: str, port: int
 ) -> int:
-    from schedscope.engine.loop import ServingEngine
     from schedscope.engine.model import load_model
     from schedscope.engine.server import Serving, build_app, serve_app
+    from schedscope.engine.serving import ServingEngine
     from schedscope.engine.tokenizer import load_tokenizer
     from schedscope.recorder.hello import Description, Source
     from schedscope.recorder.manifest import own_version

@@ -1,33 +1,30 @@
-"""The engine at work: threads that turn scheduler ranks, compute their batches, and hand out tokens.
+"""One rank at work: inbox, scheduler, model runner; and the two ways of turning ranks.
 
-`RankLoop` is one rank: inbox, scheduler, model runner. Each rank has a thread of its own; ranks that negotiate
-(prefill delayer under DP attention) are turned by one thread in lockstep, as their collective would force them to.
-`ServingEngine` is what the HTTP server talks to.
+Each rank has a thread of its own; ranks that negotiate (prefill delayer under DP attention) are turned by one thread
+in lockstep, as their collective would force them to.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import queue
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from schedscope.engine import protocol
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
-from schedscope.engine.errors import ConfigError, RequestError, ServerError
 from schedscope.engine.live import Live
 from schedscope.engine.model import Model
 from schedscope.engine.protocol import Output
 from schedscope.engine.request import Request
 from schedscope.engine.runner import BatchRow, ModelRunner
 from schedscope.engine.scheduler import Ended, Finish, Scheduler
-from schedscope.engine.tokenizer import IncrementalDecoder, Tokenizer
+from schedscope.engine.talk import Deliver, Talk
+from schedscope.engine.tokenizer import Tokenizer
 from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.tracer import Tracer
 
@@ -37,10 +34,7 @@ STALLED_PAUSE_S = 0.005
 """Between steps that can do nothing but wait for a delayer, or for memory that nobody gives back."""
 UNAVAILABLE = 503
 FAILED = 500
-MIN_REQUEST_TOKENS = 2
-"""One of prompt and one of output."""
 
-Deliver = Callable[[Output], None]
 Clock = Callable[[], float]
 
 
@@ -61,46 +55,6 @@ class Flush(NamedTuple):
     """Inbox: empty the prefix cache."""
 
     done: Callable[[bool], None]
-
-
-class Talk:
-    """What a client has been told of one request."""
-
-    def __init__(self, deliver: Deliver, tokenizer: Tokenizer, stops: tuple[str, ...], arrived: float) -> None:
-        self.deliver = deliver
-        self.arrived = arrived
-        self.admitted: float | None = None
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._stops = stops
-        # A stop text may come in pieces: so much is never sent before more follows.
-        self._hold = max((len(stop) for stop in stops), default=1) - 1
-        self._pending = ""
-
-    def hear(self, token: int) -> str | None:
-        """Take a token in. Returns the stop text that is complete with it."""
-        self._pending += self._decoder.push([token])
-        found = [(self._pending.find(stop), stop) for stop in self._stops if stop in self._pending]
-        if not found:
-            return None
-        at, stop = min(found)
-        self._pending = self._pending[:at]
-        return stop
-
-    def say(self, *, last: bool) -> str:
-        """The text to send now."""
-        if last:
-            text, self._pending = self._pending, ""
-            return text
-        cut = len(self._pending) - self._hold
-        if cut <= 0:
-            return ""
-        text, self._pending = self._pending[:cut], self._pending[cut:]
-        return text
-
-    def end(self, *, stopped: bool) -> None:
-        """No more tokens will come."""
-        if not stopped:
-            self._pending += self._decoder.flush()
 
 
 class RankLoop:
@@ -197,19 +151,10 @@ class RankLoop:
         if finish is not None:
             talk.end(stopped=isinstance(finish.detail, str) and finish.kind == "stop")
             del self._talks[live.rid]
+        # A request for no token gets one from the model all the same; nobody sees it.
         visible = live.output_len <= live.request.sampling.max_new_tokens
-        talk.deliver(
-            Output(
-                rid=live.rid,
-                token_ids=(token,) if visible else (),
-                text=talk.say(last=finish is not None) if visible else "",
-                finish=_told(finish),
-                prompt_tokens=live.prompt_len,
-                completion_tokens=min(live.output_len, live.request.sampling.max_new_tokens),
-                cached_tokens=live.cached_tokens,
-                queue_time=None if talk.admitted is None else talk.admitted - talk.arrived,
-            )
-        )
+        text = talk.say(last=finish is not None) if visible else ""
+        _deliver(talk, live, (token,) if visible else (), text, finish)
 
     def _tell_ended(self, ended: Iterable[Ended]) -> None:
         for live, finish in ended:
@@ -217,18 +162,7 @@ class RankLoop:
             if talk is None:
                 continue
             talk.end(stopped=False)
-            talk.deliver(
-                Output(
-                    rid=live.rid,
-                    token_ids=(),
-                    text=talk.say(last=True),
-                    finish=_told(finish),
-                    prompt_tokens=live.prompt_len,
-                    completion_tokens=live.output_len,
-                    cached_tokens=live.cached_tokens,
-                    queue_time=None,
-                )
-            )
+            _deliver(talk, live, (), talk.say(last=True), finish)
 
     def fail_all(self, message: str) -> None:
         """Tell every client, also those whose request is still in the inbox, that this rank is gone."""
@@ -242,6 +176,21 @@ class RankLoop:
                         deliver(_refusal(request.rid, request.prompt_len, message, FAILED))
                     case Flush(done):
                         done(False)
+
+
+def _deliver(talk: Talk, live: Live, token_ids: tuple[int, ...], text: str, finish: Finish | None) -> None:
+    talk.deliver(
+        Output(
+            rid=live.rid,
+            token_ids=token_ids,
+            text=text,
+            finish=_told(finish),
+            prompt_tokens=live.prompt_len,
+            completion_tokens=min(live.output_len, live.request.sampling.max_new_tokens),
+            cached_tokens=live.cached_tokens,
+            queue_time=None if talk.admitted is None else talk.admitted - talk.arrived,
+        )
+    )
 
 
 def _refusal(rid: str, prompt_tokens: int, message: str, status: int) -> Output:
@@ -309,169 +258,10 @@ def run_lockstep(ranks: Sequence[RankLoop]) -> None:
             reports = [rank.scheduler.report(now) for rank in ranks]
             for i, rank in enumerate(ranks):
                 computed |= rank.turn(now, (*reports[:i], *reports[i + 1 :]))
+            if not any(rank.scheduler.busy for rank in ranks):
+                for rank in ranks:
+                    rank.scheduler.idle(rank.clock())
         pause = 0.0 if computed else STALLED_PAUSE_S
         for rank in ranks:
             running &= rank.take(pause)
             pause = 0.0
-
-
-def largest_request(config: SchedulerConfig) -> int:
-    """Prompt and output together of the largest request that admission lets into an empty pool, tokens."""
-    size = config.num_pages * config.page_size
-    if config.disable_radix_cache:
-        # Admission then counts the prompt in whole pages, and keeps a reserve (ignore_eos).
-        return size - 2 * config.page_size - config.ignore_eos_reserve_tokens
-    return size - config.page_size - 1
-
-
-class ServingEngine:
-    """The engine behind the HTTP server: spreads requests over ranks and brings their outputs back.
-
-    Args:
-        tracers: one per rank.
-    """
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        model: Model,
-        tokenizer: Tokenizer,
-        *,
-        tracers: Sequence[Tracer | None] = (),
-    ) -> None:
-        self.config = config
-        self.model_name = model.name
-        self.tokenizer_path = model.path or ""
-        self.vocab_size = model.vocab_size
-        self.context_length = model.context_length
-        self.max_request_tokens = min(largest_request(config), model.context_length)
-        if self.max_request_tokens < MIN_REQUEST_TOKENS:
-            raise ConfigError(
-                f"max_total_tokens={config.max_total_tokens}: with page_size={config.page_size} "
-                "the pool holds no request at all"
-            )
-        self._tokenizer = tokenizer
-        padded = [*tracers, *[None] * (config.dp_size - len(tracers))]
-        self.ranks = [RankLoop(config, model, tokenizer, tracer=tracer) for tracer in padded]
-        self._homes: dict[str, RankLoop] = {}
-        self._turn = 0
-        self._threads: list[threading.Thread] = []
-        self.failure: str | None = None
-        """Why the scheduler is gone; None while it is there."""
-
-    # ---- threads -------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the scheduler threads."""
-        if self.config.enable_prefill_delayer and self.config.enable_dp_attention:
-            jobs: list[tuple[Callable[..., None], Any]] = [(run_lockstep, self.ranks)]
-        else:
-            jobs = [(run_rank, rank) for rank in self.ranks]
-        for number, (job, what) in enumerate(jobs):
-            thread = threading.Thread(target=self._guard, args=(job, what), name=f"scheduler-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """End the threads after the step they are in."""
-        for rank in self.ranks:
-            rank.inbox.put(None)
-        for thread in self._threads:
-            thread.join(timeout_s)
-        for rank in self.ranks:
-            rank.fail_all("The server is shutting down.")
-
-    def _guard(self, job: Callable[[Any], None], what: Any) -> None:
-        try:
-            job(what)
-        except Exception as error:
-            logger.exception("the scheduler thread died")
-            self.failure = f"{type(error).__name__}: {error}"
-            for rank in self.ranks:
-                rank.fail_all("The scheduler failed; see the server's log.")
-
-    def _check_alive(self) -> None:
-        if self.failure is not None:
-            raise ServerError(f"the scheduler failed: {self.failure}")
-
-    # ---- what the server asks ------------------------------------------------------------------------------
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        return self._tokenizer.encode(text)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation."""
-        return self._tokenizer.encode_chat(messages)
-
-    async def generate(self, request: Request) -> AsyncIterator[Output]:
-        """Run one request. Raises RequestError for a rid in use, ServerError when the scheduler is gone."""
-        self._check_alive()
-        if request.rid in self._homes:
-            raise RequestError(f"rid {request.rid!r} is in use")
-        event_loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[Output] = asyncio.Queue()
-
-        def deliver(output: Output) -> None:
-            try:
-                event_loop.call_soon_threadsafe(outputs.put_nowait, output)
-            except RuntimeError:
-                logger.debug("the event loop closed before output of %s", output.rid)
-
-        rank = self.ranks[self._turn % len(self.ranks)]
-        self._turn += 1
-        self._homes[request.rid] = rank
-        finished = False
-        try:
-            rank.inbox.put(Arrival(request, deliver))
-            while not finished:
-                output = await outputs.get()
-                finished = output.finish is not None
-                yield output
-        finally:
-            if not finished:
-                rank.inbox.put(Abort(request.rid))
-            del self._homes[request.rid]
-
-    def abort(self, rid: str) -> None:
-        """End a request, whatever its state."""
-        rank = self._homes.get(rid)
-        if rank is not None:
-            rank.inbox.put(Abort(rid))
-
-    async def flush_cache(self) -> bool:
-        """Empty the prefix cache of every rank that is idle. Raises ServerError when the scheduler is gone."""
-        self._check_alive()
-        event_loop = asyncio.get_running_loop()
-        answers: list[asyncio.Future[bool]] = []
-        for rank in self.ranks:
-            answer: asyncio.Future[bool] = event_loop.create_future()
-
-            def done(flushed: bool, answer: asyncio.Future[bool] = answer) -> None:
-                event_loop.call_soon_threadsafe(answer.set_result, flushed)
-
-            rank.inbox.put(Flush(done))
-            answers.append(answer)
-        return all(await asyncio.gather(*answers))
-
-    def info(self) -> dict[str, object]:
-        """Configuration and state, for /server_info."""
-        return {
-            **self.config.to_dict(),
-            "model_path": self.model_name,
-            "internal_states": [
-                {
-                    "steps": rank.scheduler.steps,
-                    "passes": rank.scheduler.passes,
-                    "waiting": len(rank.scheduler.state.queue),
-                    "running": len(rank.scheduler.state.running),
-                    "available_tokens": rank.scheduler.state.pool.available,
-                    "evictable_tokens": rank.scheduler.state.cache.evictable,
-                }
-                for rank in self.ranks
-            ],
-        }
-
-    def is_healthy(self) -> bool:
-        """False once a scheduler thread has died."""
-        return self.failure is None

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.load import LoadReport, run_load
-from schedscope.engine.loop import ServingEngine, largest_request
 from schedscope.engine.model import Model, load_model
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.server import Serving, build_app, serve_app
+from schedscope.engine.serving import ServingEngine, largest_request
 from schedscope.engine.tokenizer import load_tokenizer
 from schedscope.engine.trace import read_trace
 from schedscope.recorder.hello import Description
