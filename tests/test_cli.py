@@ -177,6 +177,8 @@ def test_one_changed_line_of_a_policy_is_found(
         (["replay", "pass", "1", "--run", "RUN", "--set", "max_prefill_tokens=many"], 4, "max_prefill_tokens=many"),
         (["replay", "sideways"], 2, "sideways"),
         (["frobnicate"], 2, "frobnicate"),
+        (["query", "select nonsense from passes", "--run", "RUN"], 2, "nonsense"),
+        (["query", "select 1", "--run", "RUN", "--format", "parquet"], 2, "--output"),
         (["runs", "--loud"], 2, "--loud"),
         (["serve", "--schedule-policy", "best"], 4, "schedule_policy=best"),
         (["serve", "--prefill-max-requests", "0"], 4, "prefill_max_requests=0"),
@@ -295,6 +297,20 @@ def test_scenario_run_shows_the_decision(capsys: pytest.CaptureFixture[str]) -> 
     first = json.loads(capsys.readouterr().out)["scenarios"][0]["passes"][0]
     assert first["queue"][1]["partner"] == "user00"
     assert first["queue"][1]["shared_len"] == 20_000
+
+
+def test_query_answers_in_every_format(run: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    sql = "select pass, stop, preempted from passes where pass < 3 order by pass"
+    for form in ("table", "csv", "json"):
+        assert main(["query", sql, "--run", str(run), "--format", form]) == 0
+        shown = capfdbinary.readouterr().out.decode()
+        assert shown.count("\n") >= 4
+        assert "stop" in shown
+        if form == "json":
+            assert [row["pass"] for row in json.loads(shown)["rows"]] == [0, 1, 2]
+    file = tmp_path / "answer.parquet"
+    assert main(["query", sql, "--run", str(run), "--format", "parquet", "--output", str(file)]) == 0
+    assert pq.read_table(file).column("pass").to_pylist() == [0, 1, 2]
 
 
 def test_runs_lists_what_there_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,108 @@
+"""`schedscope query 'SQL'`: a run's tables as views, in DuckDB's SQL."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Literal
+
+import duckdb
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from rich.table import Table
+from rich.text import Text
+from schedscope.cli.output import console, print_json
+from schedscope.engine.errors import UsageError
+from schedscope.recorder.run import Run, resolve_run
+from schedscope.replay.describe import printable
+
+Format = Literal["table", "csv", "json", "parquet"]
+
+
+def query(
+    sql: str,
+    /,
+    *,
+    run: str | None = None,
+    log: Path | None = None,
+    format: Format = "table",
+    output: Path | None = None,
+) -> int:
+    """Ask a run anything: its tables (see docs/schema.md) are views.
+
+    Parameters
+    ----------
+    sql
+        A query, such as "select rid, reason, need, have from decisions where pass = 7 order by place_after".
+    run
+        Path or name of a run; by default the newest.
+    log
+        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
+    format
+        How to print the answer.
+    output
+        A file to write to instead of standard output; parquet needs one.
+    """
+    recorded = Run.open(resolve_run(run, log))
+    if format == "parquet" and output is None:
+        raise UsageError("query: --format parquet needs --output FILE")
+    connection = recorded.connect()
+    try:
+        relation = connection.sql(sql)
+        if relation is None:
+            raise UsageError("query: this statement gives no rows")
+        answer = relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise UsageError(f"query: {error}") from None
+    if output is not None:
+        _write(answer, format, output)
+    elif format == "csv":
+        pa.csv.write_csv(_plain(answer), sys.stdout.buffer)
+    elif format == "json":
+        print_json("schedscope.query/1", {"run": str(recorded.path), "rows": _rows(answer)})
+    else:
+        console.print(_table(answer))
+    return 0
+
+
+def _write(answer: pa.Table, format: Format, path: Path) -> None:
+    try:
+        if format == "parquet":
+            pa.parquet.write_table(answer, path)
+        elif format == "csv":
+            pa.csv.write_csv(_plain(answer), path)
+        elif format == "json":
+            path.write_text(json_module.dumps(_rows(answer), indent=2, ensure_ascii=False))
+        else:
+            raise UsageError("query: --output needs --format csv, json or parquet")
+    except OSError as error:
+        raise UsageError(f"query: can't write {path}: {error}") from None
+
+
+def _rows(answer: pa.Table) -> list[dict[str, object]]:
+    """Rows as JSON values; bytes as hex digits."""
+    return [
+        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+        for row in answer.to_pylist()
+    ]
+
+
+def _plain(answer: pa.Table) -> pa.Table:
+    """The table with nested columns as JSON text, which is all that CSV can hold."""
+    for place, field in enumerate(answer.schema):
+        if pa.types.is_nested(field.type):
+            texts = [None if value is None else json_module.dumps(value) for value in answer.column(place).to_pylist()]
+            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
+    return answer
+
+
+def _table(answer: pa.Table) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for field in answer.schema:
+        numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        table.add_column(Text(field.name), justify="right" if numeric else "left", overflow="fold")
+    for row in answer.to_pylist():
+        table.add_row(*(Text("" if value is None else printable(str(value))) for value in row.values()))
+    return table
