@@ -168,12 +168,14 @@ class Facts(NamedTuple):
     random_state: RandomState | None
 
 
+Keyed = tuple[Sequence[Key] | None, RandomState | None]
+"""A key per queue position, or None to leave the queue as it is; and chance afterwards."""
+
+
 class KeyFunction(Protocol):
     """Keys for a queue whose requests carry this pass's matches, and chance after it."""
 
-    def __call__(
-        self, queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts, /
-    ) -> tuple[Sequence[Key] | None, RandomState | None]: ...
+    def __call__(self, queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts, /) -> Keyed: ...
 
 
 class Policy(NamedTuple):
@@ -189,9 +191,7 @@ class Policy(NamedTuple):
     """schedscope's own, not SGLang's."""
 
 
-def _fcfs(
-    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _fcfs(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     if not facts.config.enable_priority_scheduling:
         return None, facts.random_state
     sign = facts.config.priority_sign
@@ -199,9 +199,7 @@ def _fcfs(
     return keys, facts.random_state
 
 
-def _lpm(
-    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _lpm(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     keys = [
         LpmKey(-r.matched if duplicate is None else math.inf, i)
         for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
@@ -209,16 +207,12 @@ def _lpm(
     return keys, facts.random_state
 
 
-def _dfs_weight(
-    _queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     branches = dfs_branches(facts.cache, facts.matches)
     return [DfsWeightKey(branch, i) for i, branch in enumerate(branches)], facts.random_state
 
 
-def _hrrn(
-    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     keys = []
     for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True)):
         uncached = max(0, r.prompt_len - r.matched)
@@ -237,9 +231,7 @@ def shortest_prefill_work(request: Waiting) -> int:
     return max(1, request.length - request.matched)
 
 
-def _shortest_prefill_first(
-    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _shortest_prefill_first(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     keys = [
         ShortestPrefillKey(duplicate is not None, shortest_prefill_work(r), r.entry_time, i)
         for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
@@ -247,16 +239,12 @@ def _shortest_prefill_first(
     return keys, facts.random_state
 
 
-def _lof(
-    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _lof(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign if facts.config.enable_priority_scheduling else 0
     return [LofKey(r.priority * sign, -r.max_new_tokens, i) for i, r in enumerate(queue)], facts.random_state
 
 
-def _random(
-    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _random(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     assert facts.random_state is not None, "the random policy needs a random state"
     shuffled, after = shuffle(range(len(queue)), facts.random_state)
     draws = [0] * len(queue)
@@ -265,9 +253,7 @@ def _random(
     return [RandomKey(draw, i) for i, draw in enumerate(draws)], after
 
 
-def _routing_key(
-    queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _routing_key(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     counts = Counter(r.routing_key for r in facts.running if r.routing_key)
     if not counts:
         return None, facts.random_state
@@ -278,9 +264,7 @@ def _routing_key(
     return keys, facts.random_state
 
 
-def _priority(
-    queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts
-) -> tuple[Sequence[Key] | None, RandomState | None]:
+def _priority(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign
     keys = [
         PriorityMatchKey(r.priority * sign, -r.matched if duplicate is None else math.inf, r.entry_time, i)
@@ -307,16 +291,16 @@ POLICIES: dict[str, Policy] = {
 SGLANG_POLICIES = tuple(name for name, policy in POLICIES.items() if not policy.extension)
 
 
-def resolve_policy(config: SchedulerConfig, policies: dict[str, Policy] = POLICIES) -> Policy:
+def resolve_policy(config: SchedulerConfig) -> Policy:
     """The policy that a scheduler with this configuration runs.
 
     Without a prefix cache the cache-aware policies become fcfs, except shortest-prefill-first. Raises
     ConfigError, in SGLang's words first, for that one and for unknown names.
     """
-    policy = policies.get(config.schedule_policy)
+    policy = POLICIES.get(config.schedule_policy)
     if policy is None:
         raise ConfigError(
-            f"Unknown schedule_policy: policy={config.schedule_policy!r}; choose from {', '.join(policies)}"
+            f"Unknown schedule_policy: policy={config.schedule_policy!r}; choose from {', '.join(POLICIES)}"
         )
     if policy.cache_aware and config.disable_radix_cache:
         if policy.name == "shortest-prefill-first":
@@ -324,7 +308,7 @@ def resolve_policy(config: SchedulerConfig, policies: dict[str, Policy] = POLICI
                 f"Unknown schedule_policy: policy={policy.name!r}: it needs the prefix cache, "
                 "which disable_radix_cache turns off"
             )
-        return policies["fcfs"]
+        return POLICIES["fcfs"]
     return policy
 
 
