@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ def _finish_reason(finish: Finish, length: int) -> dict[str, object]:
             }
 
 
-class Shape:
+class Shape(ABC):
     """How an OpenAI endpoint writes its answers; the two differ in names and in the form of a choice."""
 
     whole_object: str
@@ -100,11 +101,13 @@ class Shape:
         """The last chunk of a stream whose client asked for usage; it has no choices."""
         return {**self._head, "object": self.chunk_object, "choices": [], "usage": self._usage(done)}
 
+    @abstractmethod
     def _choice(self, index: int, progress: Progress) -> dict[str, object]:
-        raise NotImplementedError
+        """A whole choice."""
 
+    @abstractmethod
     def _delta(self, index: int, progress: Progress, first: bool) -> dict[str, object]:
-        raise NotImplementedError
+        """What a choice has grown by."""
 
     def _usage(self, done: Sequence[Progress]) -> dict[str, object]:
         """Token counts; a prompt counts once, however many samples it has."""

@@ -19,26 +19,10 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.tracer import Tracer
 
-_LIVE_FACTS = (
-    "arrival_processed_tokens",
-    "cached_tokens",
-    "entry_time",
-    "extend_end",
-    "fill_len",
-    "finished",
-    "inserted_len",
-    "kv_len",
-    "matched",
-    "output_len",
-    "preemptions",
-    "prefix_len",
-    "priority",
-    "protected_len",
-    "retracted",
-    "retractions",
-    "to_finish",
-    "tokens",
+_LIVE_FACTS = tuple(
+    name for name in Live.__slots__ if name not in {"lock", "prompt_len", "request", "row", "space", "waiting"}
 )
+"""What is kept as it is; the rest follows from the request or is packed."""
 _STATE_FACTS = (
     "batch_is_full",
     "batch_is_full_pass",

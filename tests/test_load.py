@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from schedscope.engine import tokens
 from schedscope.engine.errors import ScenarioError, ServerError, UsageError
-from schedscope.engine.load import LoadReport, Outcome, Spread, run_load
+from schedscope.engine.exchange import Outcome
+from schedscope.engine.load import run_load
+from schedscope.engine.load_report import LoadReport, Spread
 from schedscope.engine.protocol import Finish, Output
 from schedscope.engine.request import Request
 from schedscope.engine.server import Serving, build_app, serve_app

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.load import LoadReport, run_load
+from schedscope.engine.load import run_load
+from schedscope.engine.load_report import LoadReport
 from schedscope.engine.model import Model, load_model
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.server import Serving, build_app, serve_app
