@@ -7,12 +7,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.text import Text
-from schedscope.cli.output import console, print_json, say, show_pass
+from schedscope.cli.output import console, errors, print_json, say, show_pass
 from schedscope.engine.errors import ScenarioError, UsageError
 from schedscope.replay.describe import plan_json, printable, stop_words
-from schedscope.replay.scenario import read_scenarios
-from schedscope.replay.scenario_check import check as check_one
-from schedscope.replay.scenario_check import run_placed
+from schedscope.replay.scenario import read_scenarios, try_scenarios
+from schedscope.replay.scenario_check import run_placed, try_check
 
 app = App(name="scenario", help="Run and check hand-written scheduling scenarios.")
 
@@ -65,7 +64,7 @@ def run(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False)
 
 @app.command
 def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Compare scenarios with what they expect; exit code 1 if any differs.
+    """Compare scenarios with what they expect; exit code 1 if any differs, 7 if any breaks the format.
 
     Parameters
     ----------
@@ -78,8 +77,13 @@ def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -
         raise UsageError("scenario check: give at least one file or folder")
     checked = skipped = 0
     different = []
-    for placed in read_scenarios(list(paths)):
-        result = check_one(placed)
+    broken: list[str] = []
+    for placed in try_scenarios(list(paths)):
+        result = placed if isinstance(placed, ScenarioError) else try_check(placed)
+        if isinstance(result, ScenarioError):
+            broken.append(str(result))
+            errors.print(f"schedscope: {result}", markup=False, soft_wrap=True)
+            continue
         if result.skipped:
             skipped += 1
             continue
@@ -92,7 +96,7 @@ def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -
                 print(f"{result.where} {result.scenario.id}: {difference}")
             if (more := len(result.differences) - SHOWN_DIFFERENCES) > 0:
                 print(f"{result.where} {result.scenario.id}: and {more} more")
-    counts = {"checked": checked, "differ": len(different), "not_executable": skipped}
+    counts = {"checked": checked, "differ": len(different), "not_executable": skipped, "broken": len(broken)}
     if json:
         found = [
             {
@@ -102,7 +106,10 @@ def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -
             }
             for result in different
         ]
-        print_json("schedscope.scenario-check/1", {**counts, "scenarios": found})
+        print_json("schedscope.scenario-check/1", {**counts, "scenarios": found, "errors": broken})
     else:
-        print(f"{checked} checked, {len(different)} differ, {skipped} not executable")
+        behind = f", {len(broken)} broken" if broken else ""
+        print(f"{checked} checked, {len(different)} differ, {skipped} not executable{behind}")
+    if broken:
+        return ScenarioError.exit_code
     return DIFFERENT if different else 0

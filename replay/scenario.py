@@ -10,6 +10,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -192,17 +193,25 @@ def read_scenarios(paths: list[Path]) -> Iterator[Placed]:
 
     Raises ScenarioError, naming file, line and key.
     """
+    for placed in try_scenarios(paths):
+        if isinstance(placed, ScenarioError):
+            raise placed
+        yield placed
+
+
+def try_scenarios(paths: list[Path]) -> Iterator[Placed | ScenarioError]:
+    """`read_scenarios` that goes on behind a scenario, or a file, that can't be read, and gives its error instead."""
     for path in paths:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.is_file() and _is_scenario_file(p))
             if not found:
-                raise ScenarioError(f"{path}: no .yaml, .yml or .jsonl file in this folder")
+                yield ScenarioError(f"{path}: no .yaml, .yml or .jsonl file in this folder")
             for file in found:
                 yield from _read_file(file)
         elif path.is_file():
             yield from _read_file(path)
         else:
-            raise ScenarioError(f"{path}: no such file or folder")
+            yield ScenarioError(f"{path}: no such file or folder")
 
 
 def _is_scenario_file(path: Path) -> bool:
@@ -210,30 +219,48 @@ def _is_scenario_file(path: Path) -> bool:
     return bool(suffixes) and suffixes[-1] in {".yaml", ".yml", ".jsonl"}
 
 
-def _read_file(path: Path) -> Iterator[Placed]:
+def _read_file(path: Path) -> Iterator[Placed | ScenarioError]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ScenarioError(f"{path}: can't be read: {error}") from None
+        yield ScenarioError(f"{path}: can't be read: {error}")
+        return
     if ".jsonl" in path.suffixes:
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 where = f"{path}:{number}"
-                yield Placed(_convert(_parsed(msgspec.json.decode, line, where), Scenario, where), where)
+                try:
+                    raw = _parsed(where, partial(msgspec.json.decode, line))
+                except ScenarioError as error:
+                    yield error
+                else:
+                    yield _placed(where, raw)
         return
-    for raw in _parsed(lambda source: list(yaml.load_all(source, Loader=_Loader)), text, str(path)):
-        if raw is not None:
-            yield Placed(_convert(raw, Scenario, str(path)), str(path))
-
-
-def _parsed(parse: Callable[[str], Any], text: str, where: str) -> Any:
     try:
-        return parse(text)
+        documents = _parsed(str(path), lambda: list(yaml.load_all(text, Loader=_Loader)))
+    except ScenarioError as error:
+        yield error
+        return
+    for raw in documents:
+        if raw is not None:
+            yield _placed(str(path), raw)
+
+
+def _placed(where: str, raw: Any) -> Placed | ScenarioError:
+    try:
+        return Placed(_convert(raw, Scenario, where), where)
+    except ScenarioError as error:
+        return error
+
+
+def _parsed(where: str, parse: Callable[[], Any]) -> Any:
+    try:
+        return parse()
     except RecursionError:
         raise ScenarioError(f"{where}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ScenarioError(f"{where}: not {'JSON' if parse is msgspec.json.decode else 'YAML'}: {error}") from None
+        raise ScenarioError(f"{where}: not the notation that its name says: {error}") from None
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -61,6 +61,14 @@ def check(placed: Placed) -> Checked:
     return Checked(scenario, placed.where, tuple(compare(scenario.expect, outcome.expect)), False)
 
 
+def try_check(placed: Placed) -> Checked | ScenarioError:
+    """`check`, with the error of a scenario that makes no sense as a value."""
+    try:
+        return check(placed)
+    except ScenarioError as error:
+        return error
+
+
 def run_placed(placed: Placed) -> Outcome:
     """Run one scenario. Raises ScenarioError, naming its file."""
     try:
