@@ -122,7 +122,7 @@ def serve(
     dp_size
         Data-parallel ranks, each with a scheduler and a KV pool of its own.
     enable_dp_attention
-        The ranks step together and share the prefill delayer's verdict.
+        The ranks step together and share the prefill delayer's verdict. All limits are per rank.
     req_waiting_timeout
         Seconds in the queue after which a request is aborted.
     random_seed
@@ -191,9 +191,11 @@ def check_servable(config: SchedulerConfig) -> None:
         raise ConfigError(
             f"enable_priority_scheduling works with {', '.join(PRIORITY_POLICIES)}, not with {config.schedule_policy}"
         )
+    if config.retraction_policy == "priority" and not config.enable_priority_scheduling:
+        raise ConfigError("retraction_policy=priority needs enable_priority_scheduling")
     chunk = config.chunked_prefill_size
-    if chunk is not None and chunk < config.page_size:
-        raise ConfigError(f"chunked_prefill_size={chunk}: less than one page of page_size={config.page_size}")
+    if chunk is not None and chunk % config.page_size:
+        raise ConfigError(f"chunked_prefill_size={chunk}: not a multiple of page_size={config.page_size}")
 
 
 def _run(

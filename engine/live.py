@@ -16,6 +16,7 @@ class Live:
     __slots__ = (
         "arrival_processed_tokens",
         "cached_tokens",
+        "ends_between_chunks",
         "entry_time",
         "extend_end",
         "fill_len",
@@ -53,6 +54,8 @@ class Live:
         self.finished = False
         self.to_finish: str | None = None
         """Why it is to end with its next token: a client's abort."""
+        self.ends_between_chunks = False
+        """Taken back while its prompt was being chunked: it ends before its next chunk."""
         # last look at the cache
         self.prefix_len = 0
         self.matched = 0

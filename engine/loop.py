@@ -22,7 +22,7 @@ from schedscope.engine.model import Model
 from schedscope.engine.protocol import Output
 from schedscope.engine.request import Request
 from schedscope.engine.runner import BatchRow, ModelRunner
-from schedscope.engine.scheduler import Ended, Finish, Scheduler
+from schedscope.engine.scheduler import OUT_OF_MEMORY, POOL_EXHAUSTED, Ended, Finish, Scheduler
 from schedscope.engine.talk import Deliver, Talk
 from schedscope.engine.tokenizer import Tokenizer
 from schedscope.engine.tokens import TOKEN_BYTES
@@ -228,8 +228,8 @@ def _told(finish: Finish | None) -> protocol.Finish | None:
         case Finish("length", _):
             return protocol.Finish(kind="length")
         case Finish(_, message):
-            client_left = message == "Aborted"
-            return protocol.Finish(kind="abort", message=str(message), status=None if client_left else UNAVAILABLE)
+            status = {"Aborted": None, OUT_OF_MEMORY: FAILED, POOL_EXHAUSTED: FAILED}.get(str(message), UNAVAILABLE)
+            return protocol.Finish(kind="abort", message=str(message), status=status)
 
 
 def run_rank(rank: RankLoop) -> None:

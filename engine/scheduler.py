@@ -50,8 +50,6 @@ class Step(NamedTuple):
     ended: tuple[Ended, ...]
 
 
-QUEUE_FULL = "The request queue is full."
-OUTRANKED = "The request is aborted by a higher priority request."
 WAITED_TOO_LONG = "Request waiting timeout reached."
 OUT_OF_MEMORY = "Out of memory even after retracting all other requests in the decode batch."
 POOL_EXHAUSTED = "The KV pool could not give what admission had promised to this request."
@@ -106,6 +104,7 @@ class Scheduler:
             self.state.queue.remove(live)
             return [self._end(live, Finish("abort", "Aborted"))]
         live.to_finish = "Aborted"
+        live.ends_between_chunks = live is self.state.chunked
         return []
 
     def idle(self, now: float) -> None:
@@ -152,6 +151,7 @@ class Scheduler:
             batch = None
             ended += self._give_up_prefill(plan)
         self._tell_plan(plan, now)
+        ended += self._turn_away(now)
         retracted: tuple[str, ...] = ()
         if batch is not None:
             state.last_prefill = [member.live for member in batch.members]
@@ -217,21 +217,15 @@ class Scheduler:
     # ---- the queue -----------------------------------------------------------------------------------------
 
     def _enqueue(self, live: Live, now: float) -> list[Ended]:
-        """Join the queue's tail, if its limit allows. Under priority scheduling the least wanted one goes."""
-        state, config = self.state, self.config
-        refused: list[Ended] = []
-        if config.max_queued_requests is not None and len(state.queue) + 1 > config.max_queued_requests:
-            if not config.enable_priority_scheduling:
-                return [self._refuse(live, QUEUE_FULL, now)]
-            sign = config.priority_sign
-            least = max(state.queue, key=lambda waiting: (sign * waiting.priority, waiting.entry_time))
-            if not sign * live.priority < sign * least.priority:
-                return [self._refuse(live, QUEUE_FULL, now)]
-            state.queue.remove(least)
-            refused.append(self._refuse(least, OUTRANKED, now))
-        state.admit_to_queue(live, now)
-        self.tracer.on_event(Event("queue", now, live.rid))
-        return refused
+        """Join the queue's tail, if its limit allows. Returns whom that turned away: it, or another."""
+        self.state.admit_to_queue(live, now)
+        if live in self.state.queue:
+            self.tracer.on_event(Event("queue", now, live.rid))
+        return self._turn_away(now)
+
+    def _turn_away(self, now: float) -> list[Ended]:
+        refused, self.state.turned_away = self.state.turned_away, []
+        return [self._refuse(live, message, now) for live, message in refused]
 
     def _refuse(self, live: Live, message: str, now: float) -> Ended:
         self.tracer.on_event(Event("refuse", now, live.rid, detail={"message": message}))
@@ -256,9 +250,12 @@ class Scheduler:
         return ended
 
     def _abort_chunked(self) -> list[Ended]:
-        """A chunked request that its client took back ends between two chunks."""
+        """A chunked request that its client took back ends between two chunks.
+
+        One that was taken back while it decoded, and then lost its memory, ends with its next token.
+        """
         live = self.state.chunked
-        if live is None or live.to_finish is None:
+        if live is None or live.to_finish is None or not live.ends_between_chunks:
             return []
         self.state.release(live, checkpoint=False)
         self.state.chunked = None
@@ -336,8 +333,10 @@ class Scheduler:
         if plan.admission is None:
             return
         for rid in plan.admission.preempted:
-            self.tracer.on_event(Event("preempt", now, rid, self.lives[rid].output_len))
-            self.tracer.on_event(Event("queue", now, rid))
+            live = self.lives[rid]
+            self.tracer.on_event(Event("preempt", now, rid, live.output_len))
+            if live in self.state.queue:
+                self.tracer.on_event(Event("queue", now, rid))
         for verdict in plan.admission.admitted:
             detail = {"extend": verdict.extend_len, "chunked": verdict.chunked}
             self.tracer.on_event(Event("admit", now, verdict.rid, verdict.prefix_len, detail=detail))

@@ -26,6 +26,7 @@ _LIVE_FACTS = tuple(
 _STATE_FACTS = (
     "batch_is_full",
     "batch_is_full_pass",
+    "last_entry_time",
     "last_prefill_tokens",
     "max_prefill_bs",
     "new_token_ratio",

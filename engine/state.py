@@ -7,9 +7,11 @@ equal. That is what makes a recorded run replayable from its inputs.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from schedscope.engine import tokens
 from schedscope.engine.batch import Batch, Member
@@ -26,6 +28,16 @@ from schedscope.engine.radix import Evicted, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
+
+QUEUE_FULL = "The request queue is full."
+OUTRANKED = "The request is aborted by a higher priority request."
+
+
+class Refused(NamedTuple):
+    """A request that the queue's limit turned away."""
+
+    live: Live
+    message: str
 
 
 class SchedulerState:
@@ -67,6 +79,9 @@ class SchedulerState:
         """Prefill tokens of the batch that the running batch began as. SGLang adds them again in each decode step."""
         self.prefill_batch_sizes: deque[int] = deque(maxlen=config.prefill_delayer_max_prefill_bs_window_size)
         self.max_prefill_bs = 0
+        self.turned_away: list[Refused] = []
+        """Whom the queue's limit turned away since the list was last emptied."""
+        self.last_entry_time = 0.0
         self.evictions: list[Evicted] = []
         """What was evicted since the list was last emptied."""
 
@@ -178,8 +193,24 @@ class SchedulerState:
     # ---- the queue -----------------------------------------------------------------------------------------
 
     def admit_to_queue(self, live: Live, now: float) -> None:
-        """Join the queue's tail: a new request, or one that was retracted or preempted."""
-        live.entry_time = now
+        """Join the queue's tail if its limit allows: a new request, or one that was retracted or preempted.
+
+        Under priority scheduling the least wanted one goes instead. Who goes is in `turned_away`.
+        """
+        config = self.config
+        if config.max_queued_requests is not None and len(self.queue) + 1 > config.max_queued_requests:
+            if not config.enable_priority_scheduling:
+                self.turned_away.append(Refused(live, QUEUE_FULL))
+                return
+            sign = config.priority_sign
+            least = max(self.queue, key=lambda waiting: (sign * waiting.priority, waiting.entry_time))
+            if not sign * live.priority < sign * least.priority:
+                self.turned_away.append(Refused(live, QUEUE_FULL))
+                return
+            self.queue.remove(least)
+            self.turned_away.append(Refused(least, OUTRANKED))
+        # SGLang reads a clock for each request, so that no two have the same time; ours stands still in a step.
+        live.entry_time = self.last_entry_time = max(now, math.nextafter(self.last_entry_time, math.inf))
         live.arrival_processed_tokens = self.processed_tokens
         live.waiting = None
         self.queue.append(live)
@@ -305,6 +336,8 @@ class SchedulerState:
         self.running = [live for live in self.running if not live.finished]
         if not self.running or not self.fits_decode(self.running):
             return batch
+        for live in self.running:
+            live.fill_len = live.length
         decoding = self.allocate_decode(self.running)
         self.running = []
         return Batch("mixed", (*batch.members, *decoding))
@@ -380,7 +413,6 @@ class SchedulerState:
             self.make_room(room)
         live.prefix_len = 0
         live.matched = 0
-        live.fill_len = live.length - 1
         live.retracted = True
 
     # ---- between passes ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Waiting(NamedTuple):
     matched: int = 0
     """The same, at most one token short of the sequence, as the policies count it."""
     fill_len: int = 0
-    """Sequence length at the last admission attempt; 0 before the first."""
+    """Sequence length at the last admission attempt or mixed step; 0 before the first. Preemption reads it."""
 
     @property
     def length(self) -> int:

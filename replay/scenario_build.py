@@ -217,6 +217,7 @@ class StateBuilder:
             state.make_room(wanted)
         state.pool.extend(live.row, end)
         live.kv_len = live.extend_end = end
+        live.fill_len = live.length
         state.checkpoint(live, end)
 
     def _generate(self, live: Live, request: SceneRequest) -> None:

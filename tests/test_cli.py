@@ -184,6 +184,8 @@ def test_one_changed_line_of_a_policy_is_found(
         (["serve", "--prefill-max-requests", "0"], 4, "prefill_max_requests=0"),
         (["serve", "--max-total-tokens", "-5"], 4, "max_total_tokens=-5"),
         (["serve", "--chunked-prefill-size", "0"], 4, "chunked_prefill_size=0"),
+        (["serve", "--chunked-prefill-size", "100", "--page-size", "16"], 4, "not a multiple"),
+        (["serve", "--retraction-policy", "priority"], 4, "enable_priority_scheduling"),
         (["serve", "--page-size", "64", "--max-total-tokens", "10"], 4, "page_size=64"),
         (["serve", "--enable-priority-scheduling", "--schedule-policy", "lpm"], 4, "enable_priority_scheduling"),
         (["serve", "--disable-radix-cache", "--schedule-policy", "shortest-prefill-first"], 4, "prefix cache"),
