@@ -209,8 +209,11 @@ class RunTracer(Tracer):
 
     def _flush(self) -> None:
         if self._rows:
-            self._sink.write(encode_frame(self._rows))
-            self._rows = {}
+            rows, self._rows = self._rows, {}
+            self._hand_over(rows)
+
+    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
+        self._sink.write(encode_frame(rows))
 
     def close(self) -> None:
         """Hand over what is left."""

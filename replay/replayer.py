@@ -8,6 +8,7 @@ checkpoint before the pass that is asked for.
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,17 +17,16 @@ import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import Plan
 from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot
-from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import StepRecord, Tracer
+from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.rows import state_facts
+from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
+from schedscope.recorder.tracer import RunTracer
 
 STIMULI = ("arrive", "abort", "flush")
 
@@ -43,32 +43,41 @@ class Moment(NamedTuple):
 class Replayed(NamedTuple):
     """A step that was re-run."""
 
-    record: StepRecord
     recorded: dict[str, Any]
     """The row of `steps`."""
-    view: View | None
-    """What the pass read, if the step had one. Its cache is the live one: later steps change it."""
-    plan: Plan | None
-    random_state: RandomState | None
-    facts: dict[str, Any]
-    """The state in which the step's batch went to the model, as columns of `steps`."""
+    rows: dict[str, list[Row]]
+    """What the recorder would write of it and of the arrivals before it, by table; clocks are 0."""
 
 
-class _Listener(Tracer):
-    """Keeps what the scheduler tells of the step it is in."""
+class _Recollection(RunTracer):
+    """Records the re-run into memory: what comes of it can then be held against the log, table by table."""
 
     def __init__(self) -> None:
-        self.seen: tuple[View, Plan, RandomState | None] | None = None
-        self.record: StepRecord | None = None
-        self.facts: dict[str, Any] = {}
+        super().__init__(_Nowhere(), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
+        self._kept: defaultdict[str, list[Row]] = defaultdict(list)
 
-    def on_pass(self, number: int, view: View, plan: Plan, random_state: RandomState | None) -> None:
-        del number
-        self.seen = (view, plan, random_state)
+    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
+        for table, made in rows.items():
+            self._kept[table] += made
 
-    def on_step(self, record: StepRecord, state: SchedulerState) -> None:
-        self.record = record
-        self.facts = state_facts(state)
+    def take(self) -> dict[str, list[Row]]:
+        """What was recorded since the last call."""
+        self._flush()
+        kept, self._kept = self._kept, defaultdict(list)
+        return kept
+
+
+class _Nowhere:
+    """A sink for a recorder that hands nothing over."""
+
+    attached = True
+    dropped = 0
+
+    def write(self, frame: bytes) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class Replayer:
@@ -100,7 +109,7 @@ class Replayer:
             if row["kind"] in STIMULI:
                 self._stimuli.append(row)
             elif row["kind"] == "finish":
-                detail = json.loads(row["detail"])
+                detail = self._json(row["detail"])
                 self._finishes[row["step"]][row["rid"]] = Finish(detail["kind"], detail["detail"])
 
     @property
@@ -116,8 +125,9 @@ class Replayer:
         Args:
             visit: called before each pass is decided, while its view still stands.
         """
-        listener = _Listener()
-        scheduler, seq, step = self._start(start_pass, listener)
+        recollection = _Recollection()
+        scheduler, seq, step = self._start(start_pass, recollection)
+        recollection.attach(scheduler)
         stimuli = iter([row for row in self._stimuli if row["seq"] > seq])
         pending = next(stimuli, None)
         for row in self._steps:
@@ -126,11 +136,8 @@ class Replayer:
             while pending is not None and pending["seq"] < row["seq"] and pending["step"] <= row["step"]:
                 self._stimulate(scheduler, pending)
                 pending = next(stimuli, None)
-            listener.seen = None
             self._turn(scheduler, row, visit)
-            assert listener.record is not None
-            view, plan, random_state = listener.seen or (None, None, None)
-            yield Replayed(listener.record, row, view, plan, random_state, listener.facts)
+            yield Replayed(row, recollection.take())
 
     def at(self, number: int) -> Moment:
         """The scheduler just before pass `number`. Raises RunNotFoundError if it was not recorded."""
@@ -155,18 +162,24 @@ class Replayer:
 
     # ---- inner ---------------------------------------------------------------------------------------------
 
-    def _start(self, number: int, listener: _Listener) -> tuple[Scheduler, int, int]:
+    def _start(self, number: int, tracer: Tracer) -> tuple[Scheduler, int, int]:
         """A scheduler to go on from, the last tick it has seen, and the step that comes next."""
         marks = self.run.table("checkpoints", self.rank, columns=("seq", "step", "pass")).to_pylist()
         marks = [mark for mark in marks if mark["pass"] <= number]
         if not marks:
-            return Scheduler(self.config, listener), 0, 0
+            return Scheduler(self.config, tracer), 0, 0
         best = max(marks, key=lambda mark: int(mark["pass"]))
         for row in self.run.rows("checkpoints", self.rank):
             if row["seq"] == best["seq"]:
                 snapshot = msgspec.msgpack.decode(row["state"])
-                return restore_snapshot(snapshot, self.config, listener), row["seq"], row["step"] + 1
+                return restore_snapshot(snapshot, self.config, tracer), row["seq"], row["step"] + 1
         raise RunFormatError(f"{self.run.path}: a checkpoint of rank {self.rank} is missing")
+
+    def _json(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (TypeError, ValueError):
+            raise RunFormatError(f"{self.run.path}: rank {self.rank}: not JSON where it should be: {text!r}") from None
 
     def _stimulate(self, scheduler: Scheduler, row: dict[str, Any]) -> None:
         match row["kind"]:
@@ -184,7 +197,7 @@ class Replayer:
                 f"{self.run.path}: the prompt of {row['rid']!r} was not recorded, so rank {self.rank} "
                 "can't be rebuilt from its start"
             )
-        facts = json.loads(row["detail"])
+        facts = self._json(row["detail"])
         request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
         facts["stop"] = tuple(facts["stop"])
         facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
@@ -195,7 +208,7 @@ class Replayer:
         if row["kind"] == "idle":
             scheduler.idle(now)
             return
-        reports = tuple(Report(**report) for report in json.loads(row["reports"] or "[]"))
+        reports = tuple(Report(**report) for report in self._json(row["reports"] or "[]"))
         if visit is not None and row["pass"] is not None:
             view = scheduler.look(now, reports)
             visit(Moment(row["pass"], view, scheduler.state.random_state, self.config))

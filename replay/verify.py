@@ -1,19 +1,21 @@
-"""Is the recording what the scheduler really decides? Re-run it and compare every recorded field."""
+"""Is the recording what the scheduler really decides? Re-run it, record the re-run, and compare the two."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from schedscope.recorder.rows import decision_hash, decision_rows, pass_row
+from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.replayer import Replayed, Replayer
 
-_DECISION_FIELDS = tuple(column.name for column in TABLES["decisions"].columns[1:])
-_PASS_FIELDS = tuple(column.name for column in TABLES["passes"].columns[1:])
-_MEASURED = frozenset({"decide_ns", "seq"})
-"""What is measured or counted by the recorder, not decided."""
+TABLES_OF_A_STEP = ("decisions", "passes", "events", "steps")
+"""In this order, since what caused a difference comes before what followed from it."""
+
+MEASURED = frozenset({"seq", "time"})
+"""Beside nanoseconds: the recorder's own count, and when an event was told."""
 
 
 class Divergence(NamedTuple):
@@ -34,7 +36,7 @@ class Divergence(NamedTuple):
         return {"pass": facts.pop("pass_number"), **facts}
 
     def __str__(self) -> str:
-        where = f"pass {self.pass_number}" if self.pass_number is not None else f"step {self.step}"
+        where = f"pass {self.pass_number}, step {self.step}" if self.pass_number is not None else f"step {self.step}"
         whose = f", request {self.rid}" if self.rid is not None else ""
         return (
             f"rank {self.rank}, {where}{whose}: {self.table}.{self.field}: "
@@ -61,7 +63,9 @@ def verify(
     stop_pass: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Compare all recorded passes of a rank, up to the first difference.
+    """Compare what a rank recorded with a re-run, field by field, up to the first difference.
+
+    Not compared are clocks and the recorder's own numbering.
 
     Args:
         start_pass: where to begin; the state comes from the checkpoint before it.
@@ -69,23 +73,20 @@ def verify(
         progress: called with the number of passes compared so far.
     """
     replayer = Replayer(run, rank)
-    recorded_passes = {row["pass"]: row for row in run.rows("passes", rank)}
-    recorded_decisions = _Grouped(run, rank)
+    recorded = {name: _Recorded(run, rank, name) for name in TABLES_OF_A_STEP}
+    ended = _Ended(run, rank)
     passes = decisions = steps = 0
     for replayed in replayer.replay(start_pass):
-        number = replayed.recorded["pass"]
         steps += 1
-        found = None
+        number = replayed.recorded["pass"]
+        found = next(_differences(rank, replayed, recorded), None)
+        if found is None and start_pass == 0:
+            found = ended.compare(rank, replayed)
         if number is not None and number >= start_pass:
-            rows = decision_rows(number, replayed.plan) if replayed.plan is not None else []
-            # What caused a difference comes before what followed from it.
-            found = recorded_decisions.compare(rank, replayed, rows)
-            found = found or _compare_pass(rank, replayed, recorded_passes.get(number), rows)
             passes += 1
-            decisions += len(rows)
+            decisions += len(replayed.rows["decisions"])
             if progress is not None:
                 progress(passes)
-        found = found or _compare_step(rank, replayed)
         if found is not None:
             return Verdict(rank, passes, decisions, steps, found)
         if stop_pass is not None and number is not None and number >= stop_pass:
@@ -93,68 +94,74 @@ def verify(
     return Verdict(rank, passes, decisions, steps, None)
 
 
-def _compare_step(rank: int, replayed: Replayed) -> Divergence | None:
-    """The state that a step leaves: if the cache, the pool or the queue went another way, it shows here."""
-    record, recorded = replayed.record, replayed.recorded
-    made = {
-        "step": record.step,
-        "pass": record.pass_number,
-        "kind": record.kind,
-        "gate": record.gate,
-        "retracted": list(record.retracted),
-        "batch_tokens": 0 if record.batch is None else sum(m.end - m.start for m in record.batch.members),
-        **replayed.facts,
-    }
-    for field, value in made.items():
-        if recorded[field] != value:
-            return Divergence(rank, recorded["pass"], recorded["step"], "steps", None, field, recorded[field], value)
-    return None
+def _differences(rank: int, replayed: Replayed, recorded: dict[str, _Recorded]) -> Iterator[Divergence]:
+    step, number = replayed.recorded["step"], replayed.recorded["pass"]
+    for name in TABLES_OF_A_STEP:
+        table = recorded[name]
+        old, new = table.of(number if name == "decisions" else step), replayed.rows[name]
+        yield from _compare(rank, number, step, table.fields, name, old, new)
 
 
-def _compare_pass(
-    rank: int, replayed: Replayed, recorded: dict[str, Any] | None, rows: list[tuple[Any, ...]]
-) -> Divergence | None:
-    number, step = replayed.recorded["pass"], replayed.recorded["step"]
-    if replayed.plan is None or replayed.view is None:
-        return Divergence(rank, number, step, "steps", None, "pass", number, None)
-    if recorded is None:
-        return Divergence(rank, number, step, "passes", None, "pass", None, number)
-    made = pass_row(number, step, 0, replayed.view, replayed.plan, replayed.random_state, decision_hash(rows), 0)
-    for field, value in zip(_PASS_FIELDS, made, strict=True):
-        if field not in _MEASURED and recorded[field] != value:
-            return Divergence(rank, number, step, "passes", None, field, recorded[field], value)
-    return None
+def _compare(
+    rank: int, number: int | None, step: int, fields: _Fields, table: str, old: list[Row], new: list[Row]
+) -> Iterator[Divergence]:
+    if [fields.decided(row) for row in old] == [fields.decided(row) for row in new]:
+        return
+    for was, now in zip(old, new, strict=False):
+        for field, before, after in zip(fields.names, fields.decided(was), fields.decided(now), strict=True):
+            if before != after:
+                rid = was[fields.rid] if fields.rid is not None else None
+                yield Divergence(rank, number, step, table, rid, field, before, after)
+    if len(old) != len(new):
+        yield Divergence(rank, number, step, table, None, "rows", len(old), len(new))
 
 
-class _Grouped:
-    """The recorded decisions, pass by pass."""
+class _Fields:
+    """Which columns of a table are decided, and so come out alike in every re-run."""
+
+    def __init__(self, table: str) -> None:
+        names = [column.name for column in TABLES[table].columns[1:]]
+        self._places = [i for i, name in enumerate(names) if name not in MEASURED and not name.endswith("_ns")]
+        self.names = [names[i] for i in self._places]
+        self.rid = names.index("rid") if "rid" in names else None
+
+    def decided(self, row: Row) -> list[Any]:
+        """Those values of a row."""
+        return [row[i] for i in self._places]
+
+
+class _Recorded:
+    """The rows of a table, by pass (decisions) or by step."""
+
+    def __init__(self, run: Run, rank: int, table: str) -> None:
+        self.fields = _Fields(table)
+        names = [column.name for column in TABLES[table].columns[1:]]
+        by = names.index("pass" if table == "decisions" else "step")
+        self._rows: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in _rows(run, rank, table, names):
+            self._rows[row[by]].append(row)
+
+    def of(self, number: int | None) -> list[Row]:
+        """Rows of one pass or step."""
+        return self._rows.get(number, []) if number is not None else []
+
+
+class _Ended:
+    """The rows of ended requests, in the order in which they ended."""
 
     def __init__(self, run: Run, rank: int) -> None:
-        self._rows = self._by_pass(run, rank)
-        self._next: tuple[int, list[tuple[Any, ...]]] | None = next(self._rows, None)
+        self._fields = _Fields("requests")
+        names = [column.name for column in TABLES["requests"].columns[1:]]
+        self._left = _rows(run, rank, "requests", names)
 
-    @staticmethod
-    def _by_pass(run: Run, rank: int) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
-        table = run.table("decisions", rank, columns=_DECISION_FIELDS)
-        columns = [column.to_pylist() for column in table.columns]
-        group: list[tuple[Any, ...]] = []
-        for row in zip(*columns, strict=True):
-            if group and group[0][0] != row[0]:
-                yield group[0][0], group
-                group = []
-            group.append(row)
-        if group:
-            yield group[0][0], group
+    def compare(self, rank: int, replayed: Replayed) -> Divergence | None:
+        """The first difference among the requests that ended in this step."""
+        new = replayed.rows["requests"]
+        old = [row for _, row in zip(new, self._left, strict=False)]
+        where = (replayed.recorded["pass"], replayed.recorded["step"])
+        return next(_compare(rank, *where, self._fields, "requests", old, new), None)
 
-    def compare(self, rank: int, replayed: Replayed, made: list[tuple[Any, ...]]) -> Divergence | None:
-        number, step = replayed.recorded["pass"], replayed.recorded["step"]
-        while self._next is not None and self._next[0] < number:
-            self._next = next(self._rows, None)
-        recorded = self._next[1] if self._next is not None and self._next[0] == number else []
-        if recorded == made:
-            return None
-        for old, new in zip(recorded, made, strict=False):
-            for field, was, now in zip(_DECISION_FIELDS, old, new, strict=True):
-                if was != now:
-                    return Divergence(rank, number, step, "decisions", old[1], field, was, now)
-        return Divergence(rank, number, step, "decisions", None, "rows", len(recorded), len(made))
+
+def _rows(run: Run, rank: int, table: str, names: list[str]) -> Iterator[Row]:
+    columns = [column.to_pylist() for column in run.table(table, rank, columns=names).columns]
+    return zip(*columns, strict=True)

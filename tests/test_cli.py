@@ -128,6 +128,10 @@ def _tamper(run: Path, table: str, column: str, row: int, value: Any) -> dict[st
         ("passes", "rem_total", 0.25),
         ("steps", "available", 3),
         ("steps", "new_token_ratio", 0.1234),
+        ("events", "tokens", 4321),
+        ("events", "node", 4321),
+        ("requests", "cached_tokens", 4321),
+        ("requests", "end_reason", "stolen"),
     ],
 )
 def test_one_changed_field_is_found_and_named(
@@ -140,7 +144,8 @@ def test_one_changed_field_is_found_and_named(
     shown = capsys.readouterr().out
     assert "divergent" in shown
     assert f"{table}.{column}" in shown
-    assert f"pass {before['pass']}" in shown or f"step {before['step']}" in shown
+    if table != "requests":
+        assert f"pass {before['pass']}" in shown or f"step {before['step']}" in shown
     assert repr(value) in shown
 
 
@@ -263,6 +268,14 @@ def test_a_terminal_without_unicode_gets_question_marks(run: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "identical" in done.stdout
     assert schedscope("scenario", "run", SCENARIOS / "02_cold_system_prompt.yaml", env=env).returncode == 0
+
+
+def test_a_damaged_detail_is_named(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    _tamper(copy, "events", "detail", 0, "{broken")
+    assert main(["replay", "all", "--run", str(copy)]) == 6
+    assert "not JSON" in capfd.readouterr().err
 
 
 def test_help_of_every_command() -> None:
