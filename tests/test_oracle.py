@@ -20,9 +20,12 @@ PYTHON = os.environ.get("SCHEDSCOPE_SGLANG_PYTHON")
 SEED = os.environ.get("SCHEDSCOPE_SGLANG_SEED", "1")
 
 
-@pytest.mark.skipif(
+with_sglang = pytest.mark.skipif(
     PYTHON is None, reason="NOT COMPARED WITH SGLANG: set SCHEDSCOPE_SGLANG_PYTHON to a python that has sglang 0.5.23"
 )
+
+
+@with_sglang
 @pytest.mark.parametrize(("kind", "count"), [("pass", 60), ("delayer", 20), ("evict", 30)])
 def test_new_scenarios_come_out_as_in_sglang(tmp_path: Path, kind: str, count: int) -> None:
     assert PYTHON is not None
@@ -33,3 +36,13 @@ def test_new_scenarios_come_out_as_in_sglang(tmp_path: Path, kind: str, count: i
     checked = [check(placed) for placed in read_scenarios([file])]
     assert len(checked) >= count
     assert not [f"{c.scenario.id}: {c.differences[0]}" for c in checked if c.differences]
+
+
+@with_sglang
+@pytest.mark.parametrize("options", [[], ["--aborts"]], ids=["", "aborts"])
+def test_the_whole_loop_goes_as_in_sglang(options: list[str]) -> None:
+    assert PYTHON is not None
+    compare = [sys.executable, str(ORACLE / "loop_compare.py"), "--oracle", PYTHON, "--seed", SEED, "--count", "60"]
+    done = subprocess.run([*compare, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "60 workloads" in done.stdout

@@ -114,8 +114,9 @@ class Generator:
             config["disable_priority_preemption"] = rng.random() < 0.3
             config["retraction_policy"] = rng.choice(["length", "priority"])
             if rng.random() < 0.6:
-                self.tide = rng.choice([1, 4, 12])
+                self.tide = rng.choice([0, 1, 4, 12])
                 config["max_running_requests"] = rng.choice([1, 2, 2, 3, 5])
+                config["disable_priority_preemption"] = False
         else:
             config["schedule_policy"] = rng.choice(POLICIES)
         if rng.random() < 0.6:
@@ -182,7 +183,7 @@ class Generator:
             wanted = self.tide * int(rid[1:]) + rng.randint(-4, 4)
             given["priority"] = -wanted if config["schedule_low_priority_values_first"] else wanted
         elif rng.random() < 0.5:
-            given["priority"] = rng.choice([0, 0, 5, 9, 20, -3])
+            given["priority"] = rng.choice([0, 0, 5, 9, 20, -3] if self.pressed else range(-60, 60))
         if rng.random() < 0.5:
             given["routing_key"] = rng.choice(["a", "b", ""])
         if rng.random() < 0.1:
