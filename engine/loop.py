@@ -236,31 +236,33 @@ def run_rank(rank: RankLoop) -> None:
     """Turn one rank until its inbox closes. An idle rank sleeps; a stalled one turns slowly."""
     scheduler = rank.scheduler
     wait: float | None = None
+    rested = True
     while rank.take(wait):
-        if not scheduler.busy:
-            wait = None
-            continue
-        computed = rank.turn(rank.clock())
-        wait = 0.0 if computed else STALLED_PAUSE_S
-        if not scheduler.busy:
-            scheduler.idle(rank.clock())
+        if scheduler.busy:
+            rested = False
+            wait = 0.0 if rank.turn(rank.clock()) else STALLED_PAUSE_S
+        if not scheduler.busy:  # after the turn, or because an abort emptied the queue before it
+            if not rested:
+                scheduler.idle(rank.clock())
+            rested = True
             wait = None
 
 
 def run_lockstep(ranks: Sequence[RankLoop]) -> None:
     """Turn ranks together: each step all report, then all decide, as a gather over ranks makes them."""
-    running = True
+    running = rested = True
     while running:
-        busy = any(rank.scheduler.busy for rank in ranks)
         computed = False
-        if busy:
+        if any(rank.scheduler.busy for rank in ranks):
+            rested = False
             now = ranks[0].clock()
             reports = [rank.scheduler.report(now) for rank in ranks]
             for i, rank in enumerate(ranks):
                 computed |= rank.turn(now, (*reports[:i], *reports[i + 1 :]))
-            if not any(rank.scheduler.busy for rank in ranks):
-                for rank in ranks:
-                    rank.scheduler.idle(rank.clock())
+        if not rested and not any(rank.scheduler.busy for rank in ranks):
+            rested = True
+            for rank in ranks:
+                rank.scheduler.idle(rank.clock())
         pause = 0.0 if computed else STALLED_PAUSE_S
         for rank in ranks:
             running &= rank.take(pause)

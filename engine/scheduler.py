@@ -219,7 +219,7 @@ class Scheduler:
     def _enqueue(self, live: Live, now: float) -> list[Ended]:
         """Join the queue's tail, if its limit allows. Returns whom that turned away: it, or another."""
         self.state.admit_to_queue(live, now)
-        if live in self.state.queue:
+        if self.state.queue and self.state.queue[-1] is live:
             self.tracer.on_event(Event("queue", now, live.rid))
         return self._turn_away(now)
 

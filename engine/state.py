@@ -81,7 +81,7 @@ class SchedulerState:
         self.max_prefill_bs = 0
         self.turned_away: list[Refused] = []
         """Whom the queue's limit turned away since the list was last emptied."""
-        self.last_entry_time = 0.0
+        self.last_entry_time = -math.inf
         self.evictions: list[Evicted] = []
         """What was evicted since the list was last emptied."""
 

@@ -193,6 +193,36 @@ class Generator:
         return given
 
 
+def known() -> Iterator[Json]:
+    """Workloads of differences that there once were, which chance seldom meets."""
+
+    def arrive(step: int, rid: str, prompt: list[int], limit: int, priority: int) -> Json:
+        given = {"rid": rid, "prompt": prompt, "output": [9] * limit, "max_new_tokens": limit, "priority": priority}
+        return {"step": step, "arrive": given}
+
+    priority = {"enable_priority_scheduling": True}
+    yield {
+        "id": "a preempted request is one too many for the queue",
+        "config": {**priority, "max_running_requests": 2, "max_total_tokens": 40, "max_queued_requests": 1},
+        "steps": 8,
+        "events": [
+            arrive(0, "r0", [3] * 10, 9, 0),
+            arrive(1, "r1", [4] * 10, 9, 0),
+            arrive(3, "r2", [5] * 30, 5, 20),
+        ],
+    }
+    yield {
+        "id": "taken back while it decodes, then preempted, then in chunks",
+        "config": {**priority, "max_running_requests": 1, "chunked_prefill_size": 4, "disable_radix_cache": True},
+        "steps": 12,
+        "events": [
+            arrive(0, "r0", list(range(3, 13)), 9, 0),
+            {"step": 4, "abort": "r0"},
+            arrive(4, "r1", [30], 1, 20),
+        ],
+    }
+
+
 # -- our side -------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +472,7 @@ def read_or_make(args: argparse.Namespace) -> Iterator[Json]:
         with Path(args.workloads).open(encoding="utf-8") as file:
             yield from (json.loads(line) for line in file if line.strip())
         return
+    yield from known()
     for seed in range(args.seed, args.seed + args.count):
         yield Generator(seed, aborts=args.aborts).workload()
 
