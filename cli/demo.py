@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 from rich.progress import Progress
+from schedscope.cli.options import LogDir
 from schedscope.cli.output import console, errors
 from schedscope.cli.replay import DIVERGENT, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
@@ -35,13 +36,11 @@ OPTIONS = [
 READY_S = 120.0
 
 
-def demo(*, log: Path | None = None, speed: float = 2.0) -> int:
+def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     """Serve a small model, record a bundled workload, replay every pass, and show what to type next.
 
     Parameters
     ----------
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     speed
         How many times faster than in the trace requests arrive.
     """

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.progress import Progress
+from schedscope.cli.options import Switch
 from schedscope.cli.output import console, errors, write_json
 from schedscope.engine.errors import UsageError
 
@@ -23,7 +22,7 @@ def load(
     scale: float = 1.0,
     speed: float = 1.0,
     max_concurrency: int | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Switch = False,
 ) -> int:
     """Send a workload in Mooncake's trace format and report TTFT, hit rate and errors.
 

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from rich.table import Table
 from rich.text import Text
+from schedscope.cli.options import LogDir, RunName
 from schedscope.cli.output import console, print_json
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.run import Run, resolve_run
@@ -25,8 +26,8 @@ def query(
     sql: str,
     /,
     *,
-    run: str | None = None,
-    log: Path | None = None,
+    run: RunName = None,
+    log: LogDir = None,
     format: Format = "table",
     output: Path | None = None,
 ) -> int:
@@ -36,10 +37,6 @@ def query(
     ----------
     sql
         A query, such as "select rid, reason, need, have from decisions where pass = 7 order by place_after".
-    run
-        Path or name of a run; by default the newest.
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     format
         How to print the answer.
     output

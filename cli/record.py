@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from schedscope.cli.options import LogDir
 from schedscope.cli.output import errors, gap_words
 from schedscope.engine.errors import ServerError, UsageError
 from schedscope.recorder.companion import Companion
@@ -23,7 +24,7 @@ OWN_COMMANDS = ("serve",)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def record(*command: str, log: Path | None = None, name: str | None = None) -> int:
+def record(*command: str, log: LogDir = None, name: str | None = None) -> int:
     """Run a command and record every scheduling pass of the schedulers it starts.
 
     Ctrl-C and SIGTERM go to the command; when it has ended, the run is sealed. Prints the run's path as its last
@@ -33,8 +34,6 @@ def record(*command: str, log: Path | None = None, name: str | None = None) -> i
     ----------
     command
         What to run, after `--`: `serve` with its options, or any command that records itself when asked to.
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     name
         A name for the run; by default that of the command.
     """

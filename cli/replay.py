@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from schedscope.cli.options import LogDir, RunName, Settings, Switch, parse_settings
 from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
-from schedscope.cli.serve import parse_settings
 from schedscope.engine.errors import DivergenceError, RunNotFoundError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
@@ -21,7 +20,6 @@ from schedscope.replay.verify import Divergence, Verdict, verify
 app = App(name="replay", help="Re-run recorded passes and compare them, or decide them differently.")
 
 DIVERGENT = DivergenceError.exit_code
-Switch = Annotated[bool, Parameter(negative="")]
 
 
 @app.command(name="pass")
@@ -29,11 +27,11 @@ def one_pass(
     number: int,
     /,
     *,
-    run: str | None = None,
-    log: Path | None = None,
+    run: RunName = None,
+    log: LogDir = None,
     rank: int = 0,
     policy: str | None = None,
-    setting: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    setting: Settings = None,
     json: Switch = False,
 ) -> int:
     """Decide one recorded pass again and show it; exit code 3 if it comes out differently.
@@ -42,10 +40,6 @@ def one_pass(
     ----------
     number
         Number of the pass, from 0.
-    run
-        Path or name of a run; by default the newest.
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     rank
         Which scheduler of the run.
     policy
@@ -72,17 +66,11 @@ def one_pass(
 
 
 @app.command(name="all")
-def every_pass(
-    *, run: str | None = None, log: Path | None = None, rank: int | None = None, json: Switch = False
-) -> int:
+def every_pass(*, run: RunName = None, log: LogDir = None, rank: int | None = None, json: Switch = False) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 
     Parameters
     ----------
-    run
-        Path or name of a run; by default the newest.
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     rank
         Only this scheduler of the run.
     json

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
+from schedscope.cli.options import LogDir, Switch
 from schedscope.cli.output import console, print_json
 from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
 from schedscope.replay.describe import printable
 
 
-def runs(*, log: Path | None = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def runs(*, log: LogDir = None, json: Switch = False) -> int:
     """List recorded runs, newest first.
 
     Parameters
     ----------
-    log
-        Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.
     json
         Print one JSON document instead of a table.
     """

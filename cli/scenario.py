@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.text import Text
+from schedscope.cli.options import Switch
 from schedscope.cli.output import console, errors, print_json, say, show_pass
 from schedscope.engine.errors import ScenarioError, UsageError
 from schedscope.replay.describe import plan_json, printable, stop_words
@@ -20,7 +20,7 @@ SHOWN_DIFFERENCES = 5
 
 
 @app.command
-def run(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def run(file: Path, /, *, json: Switch = False) -> int:
     """Show what the scheduler does with the scenarios of a file.
 
     Parameters
@@ -63,7 +63,7 @@ def run(file: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False)
 
 
 @app.command
-def check(*paths: Path, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def check(*paths: Path, json: Switch = False) -> int:
     """Compare scenarios with what they expect; exit code 1 if any differs, 7 if any breaks the format.
 
     Parameters

@@ -6,15 +6,14 @@ import asyncio
 import logging
 import signal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
+from schedscope.cli.options import Settings, Switch, parse_settings
 from schedscope.cli.output import errors
 from schedscope.engine.config import COMPAT, SchedulerConfig
 from schedscope.engine.errors import ConfigError, ServerError
 from schedscope.engine.ordering import POLICIES, resolve_policy
 
-Flag = Annotated[bool, Parameter(negative="")]
 PRIORITY_POLICIES = ("fcfs", "lof", "priority")
 
 
@@ -33,28 +32,28 @@ def serve(
     max_prefill_tokens: int = 16_384,
     chunked_prefill_size: int = 8_192,
     prefill_max_requests: int | None = None,
-    enable_mixed_chunk: Flag = False,
-    enable_priority_scheduling: Flag = False,
-    schedule_low_priority_values_first: Flag = False,
+    enable_mixed_chunk: Switch = False,
+    enable_priority_scheduling: Switch = False,
+    schedule_low_priority_values_first: Switch = False,
     priority_scheduling_preemption_threshold: int = 10,
-    disable_priority_preemption: Flag = False,
-    abort_on_priority_when_disabled: Flag = False,
+    disable_priority_preemption: Switch = False,
+    abort_on_priority_when_disabled: Switch = False,
     min_free_slots_delay: int | None = None,
     schedule_conservativeness: float = 1.0,
     retraction_policy: Literal["length", "priority"] = "length",
-    disable_radix_cache: Flag = False,
+    disable_radix_cache: Switch = False,
     radix_eviction_policy: str = "lru",
-    enable_prefill_delayer: Flag = False,
+    enable_prefill_delayer: Switch = False,
     prefill_delayer_max_delay_passes: int = 30,
     prefill_delayer_token_usage_low_watermark: float | None = None,
     prefill_delayer_queue_min_ratio: float | None = None,
     prefill_delayer_max_delay_ms: float = 5_000.0,
     dp_size: int = 1,
-    enable_dp_attention: Flag = False,
+    enable_dp_attention: Switch = False,
     req_waiting_timeout: float | None = None,
     random_seed: int = 0,
     compat: str = COMPAT,
-    setting: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    setting: Settings = None,
 ) -> int:
     """Serve a model over HTTP. Recorded when started as `schedscope record -- serve ...`.
 
@@ -167,17 +166,6 @@ def serve(
     if not 0 <= port <= 65_535:
         raise ConfigError(f"port={port}: must be between 0 and 65535")
     return _run(config, model_path, device, dtype, host, port)
-
-
-def parse_settings(words: list[str]) -> dict[str, str]:
-    """`name=value` words as a dictionary; dashes in names are underscores."""
-    settings = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {word}: expected name=value")
-        settings[name.strip().replace("-", "_")] = value.strip()
-    return settings
 
 
 def check_servable(config: SchedulerConfig) -> None:

@@ -76,6 +76,7 @@ class RankLoop:
         self._tokenizer = tokenizer
         self.clock = clock
         self._talks: dict[str, Talk] = {}
+        self._rested = True
 
     def take(self, wait_s: float | None = 0.0) -> bool:
         """Empty the inbox, waiting for its first item at most `wait_s` seconds (None: for ever).
@@ -109,6 +110,7 @@ class RankLoop:
 
     def turn(self, now: float, reports: Sequence[Report] = ()) -> bool:
         """One step. Returns whether anything was computed."""
+        self._rested = False
         step = self.scheduler.step(now, tuple(reports))
         self._tell_ended(step.ended)
         if step.batch is None:
@@ -120,6 +122,12 @@ class RankLoop:
         sampled = self.runner.forward([_batch_row(member) for member in step.batch.members])
         self._commit(step.batch, sampled)
         return True
+
+    def rest(self) -> None:
+        """Nothing is left to do: after a turn, or because an abort emptied the queue behind one."""
+        if not self._rested:
+            self.scheduler.idle(self.clock())
+            self._rested = True
 
     def _commit(self, batch: Batch, sampled: list[int | None]) -> None:
         finishes: dict[str, Finish] = {}
@@ -236,33 +244,27 @@ def run_rank(rank: RankLoop) -> None:
     """Turn one rank until its inbox closes. An idle rank sleeps; a stalled one turns slowly."""
     scheduler = rank.scheduler
     wait: float | None = None
-    rested = True
     while rank.take(wait):
         if scheduler.busy:
-            rested = False
             wait = 0.0 if rank.turn(rank.clock()) else STALLED_PAUSE_S
-        if not scheduler.busy:  # after the turn, or because an abort emptied the queue before it
-            if not rested:
-                scheduler.idle(rank.clock())
-            rested = True
+        if not scheduler.busy:
+            rank.rest()
             wait = None
 
 
 def run_lockstep(ranks: Sequence[RankLoop]) -> None:
     """Turn ranks together: each step all report, then all decide, as a gather over ranks makes them."""
-    running = rested = True
+    running = True
     while running:
         computed = False
         if any(rank.scheduler.busy for rank in ranks):
-            rested = False
             now = ranks[0].clock()
             reports = [rank.scheduler.report(now) for rank in ranks]
             for i, rank in enumerate(ranks):
                 computed |= rank.turn(now, (*reports[:i], *reports[i + 1 :]))
-        if not rested and not any(rank.scheduler.busy for rank in ranks):
-            rested = True
+        if not any(rank.scheduler.busy for rank in ranks):
             for rank in ranks:
-                rank.scheduler.idle(rank.clock())
+                rank.rest()
         pause = 0.0 if computed else STALLED_PAUSE_S
         for rank in ranks:
             running &= rank.take(pause)

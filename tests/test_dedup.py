@@ -8,25 +8,7 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.dedup import Duplicate, find_duplicates
 from schedscope.engine.view import Waiting
-
-
-def waiting(number: int, ids: list[int], prefix_len: int = 0, space: bytes = b"") -> Waiting:
-    """A request of the queue."""
-    return Waiting(
-        rid=f"r{number}",
-        tokens=tokens.encode(ids),
-        prompt_len=len(ids),
-        output_len=0,
-        max_new_tokens=1,
-        ignore_eos=False,
-        priority=0,
-        routing_key=None,
-        space=space,
-        entry_time=0.0,
-        arrival_processed_tokens=0,
-        retracted=False,
-        prefix_len=prefix_len,
-    )
+from waiting import waiting
 
 
 def shared(left: Waiting, right: Waiting) -> int:

@@ -12,27 +12,10 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.ordering import DfsWeightKey, order
 from schedscope.engine.radix import Node, RadixCache
 from schedscope.engine.view import Waiting
+from waiting import waiting
 
 SEQUENCES = st.lists(st.sampled_from([1, 1, 2, 3]), max_size=8)
 CONFIG = SchedulerConfig(schedule_policy="dfs-weight")
-
-
-def waiting(number: int, ids: list[int]) -> Waiting:
-    """A request of the queue."""
-    return Waiting(
-        rid=f"r{number}",
-        tokens=tokens.encode(ids),
-        prompt_len=len(ids),
-        output_len=0,
-        max_new_tokens=1,
-        ignore_eos=False,
-        priority=0,
-        routing_key=None,
-        space=b"",
-        entry_time=0.0,
-        arrival_processed_tokens=0,
-        retracted=False,
-    )
 
 
 def walk(queue: list[Waiting], cache: RadixCache) -> list[str]:
