@@ -29,7 +29,7 @@ def load(
     Parameters
     ----------
     trace
-        JSONL (also .gz) with timestamp (ms), input_length, output_length and hash_ids per line.
+        JSONL (also .gz) with timestamp (ms), input_length, output_length, hash_ids and maybe priority per line.
     url
         Where the server listens, such as http://127.0.0.1:30000.
     requests

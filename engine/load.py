@@ -201,5 +201,6 @@ def _body(row: TraceRow, rid: str, vocab_size: int) -> bytes:
                 "temperature": 0,
             },
             "stream": True,
+            **({} if row.priority is None else {"priority": row.priority}),
         }
     )

@@ -46,6 +46,8 @@ class TraceRow:
     """One id per block of the prompt, unsigned 64-bit; the last block may be partial."""
     block: int = BLOCK_TOKENS
     """Tokens of a whole block."""
+    priority: int | None = None
+    """For priority scheduling; Mooncake's own traces have none."""
 
 
 class _Line(msgspec.Struct):
@@ -53,6 +55,7 @@ class _Line(msgspec.Struct):
     input_length: Annotated[int, msgspec.Meta(ge=1)]
     output_length: Annotated[int, msgspec.Meta(ge=0)]
     hash_ids: list[int]
+    priority: int | None = None
 
 
 def read_trace(path: str | Path, block: int = BLOCK_TOKENS) -> list[TraceRow]:
@@ -166,6 +169,7 @@ def _row(line: _Line, block: int) -> TraceRow:
         output_length=line.output_length,
         hash_ids=tuple(line.hash_ids),
         block=block,
+        priority=line.priority,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,12 @@ def test_a_trace_is_sent_and_measured() -> None:
     assert all(outcome.sent >= outcome.due for outcome in report.outcomes)
     assert report.outcomes[0].queue_time == 0.001
     assert report.duration >= 0.2
+
+
+def test_priorities_are_sent_where_the_trace_has_them() -> None:
+    engine = SteadyEngine()
+    load(engine, [replace(row(0, 1), priority=7), row(0, 2), replace(row(0, 3), priority=0)])
+    assert [request.priority for request in engine.seen] == [7, None, 0]
 
 
 def test_rows_of_one_instant_keep_file_order() -> None:

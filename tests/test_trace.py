@@ -52,10 +52,11 @@ def write(path: Path, *lines: object) -> Path:
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_rows_are_read_in_file_order(tmp_path: Path, name: str) -> None:
     earlier = GOOD | {"timestamp": 1.5, "input_length": 512, "hash_ids": [2**64 - 1]}
-    rows = read_trace(write(tmp_path / name, GOOD, "", earlier | {"session": "ignored"}))
+    rows = read_trace(write(tmp_path / name, GOOD, "", earlier | {"session": "ignored", "priority": -2}))
     assert [row.timestamp for row in rows] == [3000, 1.5]
     assert rows[0] == TraceRow(timestamp=3000, input_length=700, output_length=5, hash_ids=(0, 7))
     assert rows[1].hash_ids == (2**64 - 1,)
+    assert [row.priority for row in rows] == [None, -2]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_rows_are_read_in_file_order(tmp_path: Path, name: str) -> None:
         (GOOD | {"input_length": 0}, "input_length: Expected `int` >= 1"),
         (GOOD | {"input_length": True}, "input_length: Expected `int`, got `bool`"),
         (GOOD | {"output_length": -1}, "output_length: Expected `int` >= 0"),
+        (GOOD | {"priority": "high"}, "priority: Expected `int | null`, got `str`"),
         (GOOD | {"hash_ids": [0, "x"]}, "hash_ids[1]: Expected `int`, got `str`"),
         (GOOD | {"hash_ids": [0]}, "hash_ids: 700 tokens in blocks of 512 are 2 ids, this row has 1"),
         (GOOD | {"hash_ids": [0, -1]}, "hash_ids[1]: -1 is not an unsigned 64-bit number"),
