@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from schedscope.cli.serve import PRIORITY_POLICIES
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.load import run_load
 from schedscope.engine.load_report import LoadReport
@@ -67,8 +69,14 @@ def serve_and_record(
     return Run.open(path), result
 
 
-def conversations(requests: int, *, speed: float = 0.0, scale: float = 0.02) -> Callable[[str], Any]:
-    rows = read_trace(TRACE)
+def conversations(
+    requests: int, *, speed: float = 0.0, scale: float = 0.02, outputs: int = 1, priorities: bool = False
+) -> Callable[[str], Any]:
+    """The bundled trace's first requests, with answers `outputs` times as long, and rising priorities if asked for."""
+    rows = [
+        replace(row, output_length=row.output_length * outputs, priority=5 * i if priorities else None)
+        for i, row in enumerate(read_trace(TRACE))
+    ]
 
     async def use(url: str) -> LoadReport:
         return await run_load(rows, url=url, requests=requests, scale=scale, speed=speed)
@@ -86,20 +94,30 @@ def assert_identical(run: Run) -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_replays(tmp_path: Path, model: Model, policy: str, page_size: int) -> None:
+    """Under pressure: evictions, chunks and retractions with every policy, preemptions with those that have them."""
+    preempts = policy in PRIORITY_POLICIES
     config = SchedulerConfig(
         schedule_policy=policy,
         page_size=page_size,
         chunked_prefill_size=256,
-        max_total_tokens=2048,
-        max_running_requests=24,
+        max_total_tokens=1536 if preempts else 2048,
+        max_running_requests=6 if preempts else 24,
         schedule_conservativeness=0.05,
+        clip_max_new_tokens=4,
+        enable_priority_scheduling=preempts,
+        priority_scheduling_preemption_threshold=1,
+        enable_mixed_chunk=preempts,
     )
-    run, report = serve_and_record(tmp_path, model, config, conversations(50))
+    run, report = serve_and_record(
+        tmp_path, model, config, conversations(50, speed=40, outputs=12, priorities=preempts)
+    )
     assert_identical(run)
     assert report.completed + sum(f.count for f in report.failures) == 50
     assert report.completed > 30
     happened = Counter(row["kind"] for row in run.rows("events", 0))
     assert happened["evict"] > 0
+    assert happened["retract"] > 0
+    assert (happened["preempt"] > 0) == preempts
     assert any(row["chunked_out"] for row in run.rows("passes", 0))
 
 
