@@ -8,6 +8,7 @@ writer numbers its frames from 0 without a hole; whatever gets lost, and whereve
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import zlib
@@ -17,13 +18,21 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from schedscope.engine import tokens
+from schedscope.recorder.rows import Row, decision_hash, decision_rows
 
 SCHEMA_VERSION = 1
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
 
-Row = tuple[Any, ...]
 Rows = dict[str, list[Row]]
 """Rows per table, positional as in `schedscope.recorder.schema`, without the rank."""
+
+DECIDED = "decided"
+"""Beside the tables, a frame may hold packed decisions: one per row of its `passes`, empty where none is kept."""
+HAPPENED = "happened"
+"""Rows of `events` whose details are not JSON text yet."""
+SPOKEN = "spoken"
+"""Rows of `tokens` whose ids are packed by `schedscope.engine.tokens`."""
 
 MARK = b"\xc1SSF"
 """Begins every frame. 0xc1 occurs neither in UTF-8 nor as a msgpack type."""
@@ -195,10 +204,31 @@ def decode(payload: bytes) -> Rows:
     Raises MalformedRowsError.
     """
     try:
-        rows = _decoder().decode(payload)
+        found = _decoder().decode(payload)
+        rows = {table: values for table in found.__struct_fields__ if (values := getattr(found, table))}
+        return unpack(rows)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRowsError(_located(str(error))) from None
-    return {table: values for table in rows.__struct_fields__ if (values := getattr(rows, table))}
+
+
+def unpack(rows: Rows) -> Rows:
+    """The same rows, with what was left packed on the scheduler's thread as rows of tables.
+
+    Raises msgspec.DecodeError for a decision that can't be unpacked.
+    """
+    if happened := rows.pop(HAPPENED, None):
+        texts = [(*row, None if detail is None else _json(detail)) for *row, detail in happened]
+        rows["events"] = [*rows.get("events", []), *texts]
+    if spoken := rows.pop(SPOKEN, None):
+        rows["tokens"] = [*rows.get("tokens", []), *((*row, tokens.decode(ids)) for *row, ids in spoken)]
+    if decided := rows.pop(DECIDED, None):
+        passes = rows.pop("passes", [])
+        for place, (row, packed) in enumerate(zip(passes, decided, strict=False)):
+            if packed:
+                passes[place] = (*row[:-1], decision_hash(packed))
+                rows.setdefault("decisions", []).extend(decision_rows(row[0], packed))
+        rows["passes"] = passes
+    return rows
 
 
 def _header(kind: int, passes: int, ordinal: int, length: int, checksum: int) -> bytes:
@@ -223,6 +253,10 @@ def _next_header(data: bytes, start: int) -> int | None:
     return None
 
 
+def _json(detail: Any) -> str:
+    return json.dumps(detail, ensure_ascii=False)
+
+
 def _without_surrogates(value: Any) -> Any:
     """The same rows with unpaired surrogates spelled out."""
     if isinstance(value, str):
@@ -245,6 +279,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
+    happened = (*(_python_type(c.type, c.null is not None) for c in TABLES["events"].row[:-1]), Any)
+    spoken = (*(_python_type(c.type, c.null is not None) for c in TABLES["tokens"].row[:-1]), bytes)
+    packed: dict[str, Any] = {HAPPENED: tuple.__class_getitem__(happened), SPOKEN: tuple.__class_getitem__(spoken)}
+    packed[DECIDED] = bytes
+    fields += [(name, list[type_], msgspec.field(default_factory=list)) for name, type_ in packed.items()]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 

@@ -21,8 +21,8 @@ from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Event, StepRecord, Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.frame import encode_frame
-from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row, state_facts
+from schedscope.recorder.frame import DECIDED, HAPPENED, SPOKEN, encode_frame
+from schedscope.recorder.rows import Row, pack_decision, pass_row, state_facts
 from schedscope.recorder.sink import Sink
 
 CHECKPOINT_EVERY = 500
@@ -71,9 +71,8 @@ class RunTracer(Tracer):
             times = self._times.get(event.rid)
             if times is not None:
                 times.setdefault(event.kind, self._clock_ns())
-        detail = None if event.detail is None else json.dumps(event.detail, ensure_ascii=False)
         self._put(
-            "events",
+            HAPPENED,
             (
                 self._next_seq(),
                 self._step_number(),
@@ -83,7 +82,7 @@ class RunTracer(Tracer):
                 event.rid,
                 event.tokens,
                 event.node,
-                detail,
+                event.detail,
             ),
         )
         if self._step is None and event.kind in {"queue", "abort", "flush"}:
@@ -91,11 +90,11 @@ class RunTracer(Tracer):
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
-        self._put("tokens", (self._seq, self._step_number(), live.rid, 0, tokens.decode(live.request.prompt)))
+        self._put(SPOKEN, (self._seq, self._step_number(), live.rid, 0, live.request.prompt))
 
     def on_output(self, live: Live, token: int) -> None:
         """Keep an output token."""
-        self._put("tokens", (self._seq, self._step_number(), live.rid, live.length - 1, [token]))
+        self._put(SPOKEN, (self._seq, self._step_number(), live.rid, live.length - 1, tokens.encode((token,))))
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""
@@ -139,12 +138,9 @@ class RunTracer(Tracer):
         """Record a decision."""
         decided_ns = self._clock_ns() - self._decide_ns
         self._pass = number
-        rows = decision_rows(number, plan)
-        self._rows.setdefault("decisions", []).extend(rows)
-        digest = decision_hash(rows)
         step = self._step_number()
-        row = pass_row(number, step, self._next_seq(), view, plan, random_state, digest, decided_ns)
-        self._put("passes", row)
+        self._put("passes", pass_row(number, step, self._next_seq(), view, plan, random_state, "", decided_ns))
+        self._put(DECIDED, pack_decision(plan))
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""

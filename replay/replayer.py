@@ -24,6 +24,7 @@ from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
+from schedscope.recorder.frame import unpack
 from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
@@ -57,7 +58,7 @@ class _Recollection(RunTracer):
         self._kept: defaultdict[str, list[Row]] = defaultdict(list)
 
     def _hand_over(self, rows: dict[str, list[Row]]) -> None:
-        for table, made in rows.items():
+        for table, made in unpack(rows).items():
             self._kept[table] += made
 
     def take(self) -> dict[str, list[Row]]:
