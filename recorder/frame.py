@@ -211,7 +211,7 @@ def decode(payload: bytes) -> Rows:
         raise MalformedRowsError(_located(str(error))) from None
 
 
-def unpack(rows: Rows) -> Rows:
+def unpack(rows: dict[str, list[Any]]) -> Rows:
     """The same rows, with what was left packed on the scheduler's thread as rows of tables.
 
     Raises msgspec.DecodeError for a decision that can't be unpacked.
@@ -279,11 +279,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
-    happened = (*(_python_type(c.type, c.null is not None) for c in TABLES["events"].row[:-1]), Any)
-    spoken = (*(_python_type(c.type, c.null is not None) for c in TABLES["tokens"].row[:-1]), bytes)
-    packed: dict[str, Any] = {HAPPENED: tuple.__class_getitem__(happened), SPOKEN: tuple.__class_getitem__(spoken)}
-    packed[DECIDED] = bytes
-    fields += [(name, list[type_], msgspec.field(default_factory=list)) for name, type_ in packed.items()]
+    for packed, table_name, last in ((HAPPENED, "events", Any), (SPOKEN, "tokens", bytes)):
+        columns = TABLES[table_name].row[:-1]
+        row = tuple.__class_getitem__((*(_python_type(c.type, c.null is not None) for c in columns), last))
+        fields.append((packed, list[row], msgspec.field(default_factory=list)))
+    fields.append((DECIDED, list[bytes], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 

@@ -17,9 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.frame import SCHEMA_VERSION, Row
+from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import Journal
 from schedscope.recorder.manifest import Gap, sync, write_file
+from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES, Table
 
 INDEX = "index.json"

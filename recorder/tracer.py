@@ -49,7 +49,7 @@ class RunTracer(Tracer):
         self._checkpoint_every = checkpoint_every
         self._clock_ns = clock_ns
         self._scheduler: Scheduler | None = None
-        self._rows: dict[str, list[Row]] = {}
+        self._rows: dict[str, list[Any]] = {}
         self._seq = 0
         self._pass: int | None = None
         self._decide_ns = 0
@@ -200,7 +200,7 @@ class RunTracer(Tracer):
             return self._step[0].step
         return 0 if scheduler is None else scheduler.steps
 
-    def _put(self, table: str, row: Row) -> None:
+    def _put(self, table: str, row: Row | bytes) -> None:
         self._rows.setdefault(table, []).append(row)
 
     def _flush(self) -> None:
@@ -208,7 +208,7 @@ class RunTracer(Tracer):
             rows, self._rows = self._rows, {}
             self._hand_over(rows)
 
-    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
+    def _hand_over(self, rows: dict[str, list[Any]]) -> None:
         self._sink.write(encode_frame(rows))
 
     def close(self) -> None:

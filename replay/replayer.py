@@ -57,7 +57,7 @@ class _Recollection(RunTracer):
         super().__init__(_Nowhere(), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
         self._kept: defaultdict[str, list[Row]] = defaultdict(list)
 
-    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
+    def _hand_over(self, rows: dict[str, list[Any]]) -> None:
         for table, made in unpack(rows).items():
             self._kept[table] += made
 
