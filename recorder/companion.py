@@ -1,7 +1,7 @@
 """The companion: the process that owns a run's files while others do the work.
 
-Schedulers send frames over a Unix socket; the companion appends them to journals and seals those. It shares nothing
-with the recorded processes, so it survives their death, and they its.
+Schedulers say hello over a Unix socket and get a ring to write to. The companion empties the rings into journals and
+seals those. A ring is all that it shares with the recorded processes, so it survives their death, and they its.
 """
 
 from __future__ import annotations
@@ -16,34 +16,72 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Literal, NamedTuple
 
 import msgspec
 from schedscope.engine.errors import SchedscopeError, UsageError
-from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind
-from schedscope.recorder.hello import Hello
+from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind, pack
+from schedscope.recorder.hello import Detail, Hello, OnFull, Refusal, Welcome
 from schedscope.recorder.lock import Lock, hold
 from schedscope.recorder.manifest import Gap, Manifest, read_manifest, sealed, write_manifest
 from schedscope.recorder.parts import summarize
 from schedscope.recorder.rank_log import LIMITS, Limits, RankLog, seal_journal
+from schedscope.recorder.ring import CAPACITY, RingReader, create_ring, remove_ring
 from schedscope.recorder.sink import record_environment
 
-_CHUNK = 2**20
-_TICK_S = 0.25
+Durability = Literal["process", "power"]
+
+_CHUNK = 2**16
+_TICK_S = 0.01
+"""How long a frame may lie in its ring. Readers look there too, so this is not how old what they see is."""
+_IDLE_S = 0.25
+_SYNC_S = 0.1
 _MAX_ADDRESS = 100
 """Bytes; the kernel takes 107."""
 
 log = logging.getLogger("schedscope.recorder")
 
 
+class Options(NamedTuple):
+    """How to record."""
+
+    detail: Detail = Detail()
+    key: bytes = b""
+    """Of hashed tokens; it is not kept."""
+    on_full: OnFull = "drop"
+    """What a scheduler does whose ring is full: `drop` frames, which shows as a gap, or `block`."""
+    buffer: int = CAPACITY
+    """Size of a rank's ring, bytes."""
+    durability: Durability = "process"
+    """What an acknowledged frame survives: that all processes are killed, or a loss of power after 0.1 s."""
+    limits: Limits = LIMITS
+    grace_s: float = 2.0
+    """How long `stop` waits for processes that are still connected."""
+
+
+OPTIONS = Options()
+
+
+class _Rank:
+    """A scheduler that is recorded."""
+
+    def __init__(self, rank_log: RankLog, ring: RingReader) -> None:
+        self.log = rank_log
+        self.ring = ring
+        self.failing = False
+        """The last frame could not be written."""
+
+
 class _Connection:
-    """A scheduler process that sends frames."""
+    """A scheduler process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.reader = FrameReader()
-        self.log: RankLog | None = None
+        self.rank: _Rank | None = None
         """None until it said hello."""
 
 
@@ -56,17 +94,14 @@ class Companion:
     ```
     """
 
-    def __init__(self, run_dir: Path, manifest: Manifest, lock: Lock, limits: Limits, grace_s: float) -> None:
+    def __init__(self, run_dir: Path, manifest: Manifest, lock: Lock, options: Options) -> None:
         """Use `start`."""
         self.run_dir = run_dir
         self.manifest = manifest
         self._lock = lock
-        self._limits = limits
-        self._grace_s = grace_s
+        self._options = options
         self._logs: dict[int, RankLog] = {}
-        self._open_logs: set[int] = set()
-        self._failing: set[int] = set()
-        """Ranks whose last frame could not be written."""
+        self._open: dict[int, _Rank] = {}
         self._socket_dir = _socket_directory()
         self._address = str(self._socket_dir / "companion")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,11 +120,8 @@ class Companion:
         self._sealer = threading.Thread(target=self._seal, name="schedscope-sealer", daemon=True)
 
     @classmethod
-    def start(cls, run_dir: str | Path, limits: Limits = LIMITS, grace_s: float = 2.0) -> Companion:
+    def start(cls, run_dir: str | Path, options: Options = OPTIONS) -> Companion:
         """Listen for schedulers and record them into a run made by `create_run`.
-
-        Args:
-            grace_s: how long `stop` waits for processes that still hold a connection.
 
         Raises RunNotFoundError, RunFormatError for a directory that is no run, UsageError for one that is recorded
         already or where no socket can be made.
@@ -102,7 +134,7 @@ class Companion:
         if lock is None:
             raise UsageError(f"{path} is being recorded by another process")
         try:
-            companion = cls(path, manifest, lock, limits, grace_s)
+            companion = cls(path, manifest, lock, options)
         except OSError as error:
             lock.release()
             raise UsageError(f"can't record into {path}: {error}") from None
@@ -161,17 +193,28 @@ class Companion:
 
     def _receive_all(self) -> None:
         deadline = float("inf")
+        synced = time.monotonic()
         while True:
             stopping = self._stopping.is_set()
-            ready = self._selector.select(0 if stopping and not self._connections else _TICK_S)
-            for key, _ in ready:
+            for key, _ in self._selector.select(_TICK_S if self._open or stopping else _IDLE_S):
                 key.data()
-            for rank in list(self._open_logs):
-                self._guard(rank, self._logs[rank].tick)
+            for rank in list(self._open.values()):
+                self._guard(rank, partial(self._take, rank))
+            now = time.monotonic()
+            if self._options.durability == "power" and now - synced >= _SYNC_S:
+                synced = now
+                for rank in list(self._open.values()):
+                    self._guard(rank, rank.log.sync)
             if stopping:
-                deadline = min(deadline, time.monotonic() + self._grace_s)
-                if (not ready and not self._connections) or time.monotonic() >= deadline:
+                deadline = min(deadline, now + self._options.grace_s)
+                if not self._connections or now >= deadline:
                     return
+
+    def _take(self, rank: _Rank) -> None:
+        """Move what lies in a ring to the journal. What can't be written now stays there. Raises OSError."""
+        for header, frame in rank.ring.frames():
+            rank.log.append(header, frame)
+        rank.log.tick()
 
     def _accept(self) -> None:
         try:
@@ -193,17 +236,18 @@ class Companion:
             chunk = b""
         try:
             for header, frame in connection.reader.feed(chunk):
-                if connection.log is None:
-                    connection.log = self._greet(header, frame)
-                elif header.kind in (Kind.ROWS, Kind.END):
-                    self._append(connection.log, header, frame)
+                if connection.rank is None:
+                    self._greet(connection, header, frame)
         except Exception as error:
             log.warning("hanging up on a process: %s", error or repr(error))
+            refusal = pack(Kind.REFUSAL, msgspec.msgpack.encode(Refusal(str(error) or repr(error))))
+            with contextlib.suppress(OSError):
+                connection.sock.send(refusal, socket.MSG_NOSIGNAL)
             chunk = b""
         if not chunk:
             self._hang_up(connection)
 
-    def _greet(self, header: Header, frame: bytes) -> RankLog:
+    def _greet(self, connection: _Connection, header: Header, frame: bytes) -> None:
         """Begin the log of a rank. Raises ValueError for anyone that can't be recorded, OSError, FileExistsError."""
         if header.kind is not Kind.HELLO:
             raise ValueError("it did not say hello")
@@ -216,25 +260,33 @@ class Companion:
                 msgspec.structs.replace(self.manifest, gaps=[*self.manifest.gaps, _refused(hello.rank, detail)])
             )
             raise ValueError(f"rank {hello.rank}: {detail}")
-        rank_log = RankLog(self.run_dir, hello.rank, self._journals.put, self._limits)
+        rank_log = RankLog(self.run_dir, hello.rank, self._journals.put, self._options.limits)
         self._logs[hello.rank] = rank_log
-        self._open_logs.add(hello.rank)
+        path = create_ring(rank_log.directory, self._options.buffer)
+        connection.rank = self._open[hello.rank] = _Rank(rank_log, RingReader(path))
         self._change(self.manifest.with_rank(hello.rank, hello.description))
-        return rank_log
-
-    def _append(self, rank_log: RankLog, header: Header, frame: bytes) -> None:
-        self._guard(rank_log.rank, lambda: rank_log.append(header, frame))
+        options = self._options
+        welcome = Welcome(ring=str(path), on_full=options.on_full, detail=options.detail, key=options.key)
+        connection.sock.send(pack(Kind.WELCOME, msgspec.msgpack.encode(welcome)), socket.MSG_NOSIGNAL)
 
     def _hang_up(self, connection: _Connection) -> None:
         self._connections.discard(connection)
         with contextlib.suppress(KeyError):
             self._selector.unregister(connection.sock)
         connection.sock.close()
-        if connection.log is not None:
-            self._open_logs.discard(connection.log.rank)
-            self._guard(connection.log.rank, connection.log.close)
-            if not connection.log.ended:
-                log.warning("rank %d ended without closing its recording", connection.log.rank)
+        rank = connection.rank
+        if rank is None:
+            return
+        connection.rank = None
+        number = rank.log.rank
+        self._guard(rank, partial(self._take, rank))
+        del self._open[number]
+        rank.log.close()
+        if not rank.log.ended:
+            log.warning("rank %d ended without closing its recording", number)
+        rank.ring.close()
+        if not rank.failing:  # else its last frames are still there, and readers find them
+            remove_ring(rank.log.directory)
 
     def _change(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -243,16 +295,16 @@ class Companion:
         except OSError as error:
             log.warning("can't write the manifest now: %s", error)
 
-    def _guard(self, rank: int, write: Callable[[], None]) -> None:
-        """Write, or lose a frame and go on: disks fill up and get space again. Says so once."""
+    def _guard(self, rank: _Rank, write: Callable[[], None]) -> None:
+        """Write, or leave it for later: disks fill up and get space again. Says so once."""
         try:
             write()
-        except OSError as error:
-            if rank not in self._failing:
-                log.warning("can't write the log of rank %d, records are being lost: %s", rank, error)
-                self._failing.add(rank)
+        except (OSError, ValueError) as error:
+            if not rank.failing:
+                log.warning("can't write the log of rank %d now: %s", rank.log.rank, error)
+                rank.failing = True
         else:
-            self._failing.discard(rank)
+            rank.failing = False
 
     # ---- the sealer thread ---------------------------------------------------------------------------------
 

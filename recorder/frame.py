@@ -60,6 +60,10 @@ class Kind(IntEnum):
     """First in a journal: whose it is."""
     HELLO = 3
     """First on a connection: who writes."""
+    WELCOME = 4
+    """The answer to it."""
+    REFUSAL = 5
+    """The other answer."""
 
 
 class Header(NamedTuple):

@@ -89,6 +89,10 @@ class RankLog:
         if self._journal.frames and self._clock() - self._born >= self._limits.seconds:
             self._rotate()
 
+    def sync(self) -> None:
+        """Make what was appended survive a loss of power. Raises OSError."""
+        self._journal.sync()
+
     def close(self) -> None:
         """Seal the rest. Nothing may be appended after."""
         self._journal.close()

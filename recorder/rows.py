@@ -84,7 +84,7 @@ def decision_rows(number: int, packed: bytes) -> list[Row]:
 
 
 _NOT_HELD = (False, None, None)
-_NOT_LOOKED_AT = (None, None, False, None, None, False, *(None,) * 6, [])
+_NOT_LOOKED_AT: Row = (None, None, False, None, None, False, *(None,) * 6, [])
 
 
 def _said(verdict: Verdict) -> Row:

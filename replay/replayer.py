@@ -25,6 +25,7 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.frame import unpack
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
@@ -73,6 +74,8 @@ class _Nowhere:
 
     attached = True
     dropped = 0
+    detail = Detail(level="full")
+    key = b""
 
     def write(self, frame: bytes) -> None:
         """Nothing."""
