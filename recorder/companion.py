@@ -264,7 +264,7 @@ class Companion:
         self._logs[hello.rank] = rank_log
         path = create_ring(rank_log.directory, self._options.buffer)
         connection.rank = self._open[hello.rank] = _Rank(rank_log, RingReader(path))
-        self._change(self.manifest.with_rank(hello.rank, hello.description))
+        self._change(self.manifest.with_rank(hello.rank, hello.description, self._options.detail))
         options = self._options
         welcome = Welcome(ring=str(path), on_full=options.on_full, detail=options.detail, key=options.key)
         connection.sock.send(pack(Kind.WELCOME, msgspec.msgpack.encode(welcome)), socket.MSG_NOSIGNAL)

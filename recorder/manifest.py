@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.frame import SCHEMA_VERSION
-from schedscope.recorder.hello import Description, Source
+from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.lock import held
 
 MANIFEST = "manifest.json"
@@ -72,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rank_configs: dict[str, dict[str, Any]] = {}
     """Rank to configuration, only for ranks that have another one."""
     model: str | None = None
+    detail: Detail = Detail(level="full")
+    """How much is recorded. Runs of version 1 hold everything."""
     status: Literal["recording", "sealed"] = "recording"
     sealed_at: str | None = None
     """UTC, ISO 8601."""
@@ -86,8 +88,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The configuration of a rank's scheduler."""
         return self.rank_configs.get(str(rank), self.config)
 
-    def with_rank(self, rank: int, description: Description) -> Manifest:
-        """The manifest with one more rank, as it describes itself."""
+    def with_rank(self, rank: int, description: Description, detail: Detail) -> Manifest:
+        """The manifest with one more rank, as it describes itself, and what is kept of it."""
         first = not self.ranks
         config = msgspec.json.decode(_ENCODER.encode(description.config))
         configs = self.rank_configs
@@ -96,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             ranks=sorted({*self.ranks, rank}),
+            detail=detail,
             source=self.source or description.source,
             model=self.model or description.model,
             config=config if first else self.config,

@@ -49,15 +49,21 @@ def state_facts(state: SchedulerState) -> dict[str, Any]:
     }
 
 
-def pack_decision(plan: Plan) -> bytes:
+def pack_decision(plan: Plan, block: int = 1) -> bytes:
     """What a pass decided about its requests, as compactly as the scheduler's thread can say it.
 
     The rows of `decisions` are made of it by whoever reads, with `decision_rows`.
+
+    Args:
+        block: tokens; shared lengths are given in whole ones, see `schedscope.recorder.hashing`.
     """
     assert plan.ordering is not None
     assert plan.admission is not None
-    requests, keys, _, duplicates = zip(*plan.ordering.ranked, strict=True) if plan.ordering.ranked else ((),) * 4
+    ranked = plan.ordering.ranked
+    requests, keys, _, duplicates = map(list, zip(*ranked, strict=True)) if ranked else ([], [], [], [])
     names = ",".join(keys[0]._fields) if keys else ""
+    if block > 1:
+        duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
     return _encode((names, list(map(_facts, requests)), keys, duplicates, plan.admission.verdicts))
 
 

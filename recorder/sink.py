@@ -231,7 +231,8 @@ class DirectSink:
         self._log = RankLog(self._run_dir, rank, seal_journal, limits or LIMITS)
         self._attached = True
         try:
-            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, description or Description()))
+            described = description or Description()
+            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, described, self._detail))
         except BaseException:
             self._log.release()
             raise

@@ -19,11 +19,24 @@ from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import Event, StepRecord, Tracer
+from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.frame import DECIDED, HAPPENED, SPOKEN, encode_frame
-from schedscope.recorder.rows import Row, pack_decision, pass_row, state_facts
+from schedscope.recorder.hashing import Hasher, block_size
+from schedscope.recorder.hello import Level
+from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_row, state_facts
 from schedscope.recorder.sink import Sink
+
+_STIMULI = frozenset({"arrive", "abort", "flush", "finish"})
+"""What a re-run has to be told."""
+_OF_THE_CACHE = frozenset({"insert", "evict"})
+_KINDS: dict[Level, frozenset[str]] = {
+    "steps": frozenset(),
+    "passes": _STIMULI,
+    "decisions": frozenset(EVENT_KINDS) - _OF_THE_CACHE,
+    "full": frozenset(EVENT_KINDS),
+}
+"""Kinds of events that are kept."""
 
 CHECKPOINT_EVERY = 500
 """Passes between checkpoints: what it takes at most to rebuild any pass."""
@@ -46,6 +59,13 @@ class RunTracer(Tracer):
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sink = sink
+        self._detail = sink.detail
+        self._keeps_stimuli = self._detail.level != "steps"
+        self._keeps_decisions = self._detail.level in {"decisions", "full"}
+        self._kinds = _KINDS[self._detail.level]
+        self._hashers: dict[str, Hasher] = {}
+        self._block = 1
+        """Tokens that hashing keeps together."""
         self._checkpoint_every = checkpoint_every
         self._clock_ns = clock_ns
         self._scheduler: Scheduler | None = None
@@ -60,6 +80,8 @@ class RunTracer(Tracer):
     def attach(self, scheduler: Scheduler) -> None:
         """Learn whose state checkpoints hold."""
         self._scheduler = scheduler
+        if self._detail.tokens == "hashed":
+            self._block = block_size(scheduler.config.to_dict())
 
     # ---- requests and cache --------------------------------------------------------------------------------
 
@@ -71,34 +93,44 @@ class RunTracer(Tracer):
             times = self._times.get(event.rid)
             if times is not None:
                 times.setdefault(event.kind, self._clock_ns())
+        if event.kind not in self._kinds:
+            return
+        time, kind, rid, tokens_, node, detail = (
+            event.time,
+            event.kind,
+            event.rid,
+            event.tokens,
+            event.node,
+            event.detail,
+        )
         self._put(
             HAPPENED,
-            (
-                self._next_seq(),
-                self._step_number(),
-                self._pass,
-                event.time,
-                event.kind,
-                event.rid,
-                event.tokens,
-                event.node,
-                event.detail,
-            ),
+            (self._next_seq(), self._step_number(), self._pass, time, kind, rid, tokens_, node, detail),
         )
         if self._step is None and event.kind in {"queue", "abort", "flush"}:
             self._flush()
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
-        self._put(SPOKEN, (self._seq, self._step_number(), live.rid, 0, live.request.prompt))
+        if self._detail.tokens == "hashed":
+            self._hashers[live.rid] = Hasher(self._sink.key, self._block)
+        self._speak(live.rid, 0, live.request.prompt)
 
     def on_output(self, live: Live, token: int) -> None:
         """Keep an output token."""
-        self._put(SPOKEN, (self._seq, self._step_number(), live.rid, live.length - 1, tokens.encode((token,))))
+        self._speak(live.rid, live.length - 1, tokens.encode((token,)))
+
+    def _speak(self, rid: str, position: int, ids: bytes) -> None:
+        if not self._keeps_stimuli or self._detail.tokens == "none":
+            return
+        if self._detail.tokens == "hashed":
+            ids = self._hashers[rid].hash(ids)
+        self._put(SPOKEN, (self._seq, self._step_number(), rid, position, ids))
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""
         times = self._times.pop(live.rid, {})
+        self._hashers.pop(live.rid, None)
         request = live.request
         now = self._clock_ns()
         self._put(
@@ -138,9 +170,14 @@ class RunTracer(Tracer):
         """Record a decision."""
         decided_ns = self._clock_ns() - self._decide_ns
         self._pass = number
-        step = self._step_number()
-        self._put("passes", pass_row(number, step, self._next_seq(), view, plan, random_state, "", decided_ns))
-        self._put(DECIDED, pack_decision(plan))
+        if not self._keeps_stimuli:
+            return
+        packed = pack_decision(plan, self._block)
+        kept = self._keeps_decisions and number % self._detail.sample == 0
+        digest = "" if kept else decision_hash(packed)
+        row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
+        self._put("passes", row)
+        self._put(DECIDED, packed if kept else b"")
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
@@ -182,7 +219,11 @@ class RunTracer(Tracer):
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler
-        if scheduler is None or scheduler.passes - self._last_checkpoint < self._checkpoint_every:
+        if (
+            scheduler is None
+            or not self._keeps_stimuli
+            or scheduler.passes - self._last_checkpoint < self._checkpoint_every
+        ):
             return
         self._last_checkpoint = scheduler.passes
         packed = msgspec.msgpack.encode(take_snapshot(scheduler))

@@ -54,13 +54,16 @@ class Replayed(NamedTuple):
 class _Recollection(RunTracer):
     """Records the re-run into memory: what comes of it can then be held against the log, table by table."""
 
-    def __init__(self) -> None:
-        super().__init__(_Nowhere(), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
+    def __init__(self, detail: Detail) -> None:
+        super().__init__(_Nowhere(detail), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
         self._kept: defaultdict[str, list[Row]] = defaultdict(list)
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
         for table, made in unpack(rows).items():
             self._kept[table] += made
+
+    def _speak(self, rid: str, position: int, ids: bytes) -> None:
+        """Tokens are what the re-run was given; they are not compared."""
 
     def take(self) -> dict[str, list[Row]]:
         """What was recorded since the last call."""
@@ -74,8 +77,10 @@ class _Nowhere:
 
     attached = True
     dropped = 0
-    detail = Detail(level="full")
     key = b""
+
+    def __init__(self, detail: Detail) -> None:
+        self.detail = detail
 
     def write(self, frame: bytes) -> None:
         """Nothing."""
@@ -129,7 +134,7 @@ class Replayer:
         Args:
             visit: called before each pass is decided, while its view still stands.
         """
-        recollection = _Recollection()
+        recollection = _Recollection(self.run.manifest.detail)
         scheduler, seq, step = self._start(start_pass, recollection)
         recollection.attach(scheduler)
         stimuli = iter([row for row in self._stimuli if row["seq"] > seq])

@@ -12,12 +12,13 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
-from schedscope.recorder.hello import Description, Source
+from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 
 STEP_S = 0.01
+EVERYTHING = Detail(level="full")
 
 
 class Workload:
@@ -97,11 +98,12 @@ def record(
     requests: int,
     checkpoint_every: int = 50,
     outputs: tuple[int, int] = (1, 40),
+    detail: Detail = EVERYTHING,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
     described = Description(source=Source("simulation", "1"), config=config.to_dict())
-    tracer = RunTracer(DirectSink(path, 0, described), checkpoint_every=checkpoint_every)
+    tracer = RunTracer(DirectSink(path, 0, described, detail=detail, key=b"secret"), checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
     drive(scheduler, Workload(seed, outputs=outputs), requests)
