@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import selectors
 import shutil
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +27,16 @@ import msgspec
 from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind, pack
 from schedscope.recorder.hello import Detail, Hello, OnFull, Refusal, Welcome
+from schedscope.recorder.journal import read_journal
+from schedscope.recorder.keep import Keep, expire, freeze
 from schedscope.recorder.lock import Lock, hold
-from schedscope.recorder.manifest import Gap, Manifest, read_manifest, sealed, write_manifest
+from schedscope.recorder.manifest import Gap, Kept, Manifest, iso, read_manifest, sealed, write_manifest
 from schedscope.recorder.parts import summarize
-from schedscope.recorder.rank_log import LIMITS, Limits, RankLog, seal_journal
+from schedscope.recorder.rank_log import LIMITS, Limits, RankLog
 from schedscope.recorder.ring import CAPACITY, RingReader, create_ring, remove_ring
+from schedscope.recorder.segment import write_segment
 from schedscope.recorder.sink import record_environment
+from schedscope.recorder.trigger import Trigger
 
 Durability = Literal["process", "power"]
 
@@ -39,6 +45,7 @@ _TICK_S = 0.01
 """How long a frame may lie in its ring. Readers look there too, so this is not how old what they see is."""
 _IDLE_S = 0.25
 _SYNC_S = 0.1
+_NICE = 19
 _MAX_ADDRESS = 100
 """Bytes; the kernel takes 107."""
 
@@ -58,11 +65,29 @@ class Options(NamedTuple):
     durability: Durability = "process"
     """What an acknowledged frame survives: that all processes are killed, or a loss of power after 0.1 s."""
     limits: Limits = LIMITS
+    keep: Keep | None = None
+    """What a flight recorder holds on to; None: everything."""
+    triggers: tuple[Trigger, ...] = ()
+    before_s: float = 60.0
+    """How much is kept around an event."""
+    after_s: float = 10.0
+    most_kept: int = 20
+    """Events that are kept; later ones are only counted."""
     grace_s: float = 2.0
     """How long `stop` waits for processes that are still connected."""
 
 
 OPTIONS = Options()
+
+
+class _Event(NamedTuple):
+    """Something that is to be kept with what lies around it."""
+
+    reason: str
+    at: float
+    """Seconds since the epoch."""
+    due: float
+    """Monotonic clock: when all that follows it has been recorded."""
 
 
 class _Rank:
@@ -113,7 +138,13 @@ class Companion:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(64))
         self._connections: set[_Connection] = set()
-        self._journals: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._to_seal: queue.SimpleQueue[Path | _Event | None] = queue.SimpleQueue()
+        self._events: list[_Event] = []
+        """Those that are not due."""
+        self._to_freeze = 0
+        """Those that are."""
+        self._events_seen = 0
+        self._keeping = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = False
         self._server = threading.Thread(target=self._serve, name="schedscope-companion", daemon=True)
@@ -128,6 +159,8 @@ class Companion:
         """
         path = Path(run_dir).resolve()
         manifest = read_manifest(path)
+        if options.keep is not None:
+            manifest = msgspec.structs.replace(manifest, keep=str(options.keep))
         if manifest.status == "sealed" or manifest.ranks:
             raise UsageError(f"{path} has been recorded already")
         lock = hold(path)
@@ -152,6 +185,34 @@ class Companion:
         """Variables that a process to be recorded, or one of its ancestors, has to be started with."""
         return record_environment(self.run_dir, self._address)
 
+    def keep(self, reason: str) -> None:
+        """Make a run of its own of what was recorded around this moment, as soon as the time after it is over.
+
+        Events within that time share one. Any thread may call this.
+        """
+        with self._keeping:
+            if self._events:
+                return
+            self._events_seen += 1
+            if self._events_seen > self._options.most_kept:
+                if self._events_seen == self._options.most_kept + 1:
+                    log.warning("%d events are kept; no more will be", self._options.most_kept)
+                return
+            now = time.monotonic()
+            self._events.append(_Event(reason, time.time(), now + self._options.after_s))
+
+    def status(self) -> dict[str, object]:
+        """The run, its ranks, how full their rings are, and how many events were noticed. Any thread may ask."""
+        ranks = {
+            str(number): {
+                "buffered_bytes": rank.ring.written - rank.ring.read,
+                "buffer_bytes": rank.ring.capacity,
+                "failing": rank.failing,
+            }
+            for number, rank in list(self._open.items())
+        }
+        return {"run": str(self.run_dir), "ranks": ranks, "events": self._events_seen}
+
     def stop(self) -> Manifest:
         """Take everything that was sent, seal it, and finish the manifest. A second call does nothing.
 
@@ -164,7 +225,7 @@ class Companion:
         self._stopping.set()
         self._waker.send(b"x")
         self._server.join()
-        self._journals.put(None)
+        self._to_seal.put(None)
         self._sealer.join()
         try:
             self.manifest = sealed(self.manifest, *summarize(self.run_dir, self.manifest))
@@ -186,6 +247,7 @@ class Companion:
             log.exception("the companion failed; recording ends here")
         for connection in list(self._connections):
             self._hang_up(connection)
+        self._hand_over_events(float("inf"))
         self._selector.close()
         for sock in (self._listener, self._waker, self._woken):
             sock.close()
@@ -205,10 +267,23 @@ class Companion:
                 synced = now
                 for rank in list(self._open.values()):
                     self._guard(rank, rank.log.sync)
+            self._hand_over_events(now)
             if stopping:
                 deadline = min(deadline, now + self._options.grace_s)
                 if not self._connections or now >= deadline:
                     return
+
+    def _hand_over_events(self, now: float) -> None:
+        """Have those that are due kept, behind everything that was recorded up to now."""
+        with self._keeping:
+            due = [event for event in self._events if event.due <= now]
+            self._events = [event for event in self._events if event.due > now]
+            self._to_freeze += len(due)
+        if due:
+            for rank in list(self._open.values()):
+                self._guard(rank, rank.log.rotate)
+        for event in due:
+            self._to_seal.put(event)
 
     def _take(self, rank: _Rank) -> None:
         """Move what lies in a ring to the journal. What can't be written now stays there. Raises OSError."""
@@ -260,7 +335,7 @@ class Companion:
                 msgspec.structs.replace(self.manifest, gaps=[*self.manifest.gaps, _refused(hello.rank, detail)])
             )
             raise ValueError(f"rank {hello.rank}: {detail}")
-        rank_log = RankLog(self.run_dir, hello.rank, self._journals.put, self._options.limits)
+        rank_log = RankLog(self.run_dir, hello.rank, self._to_seal.put, self._options.limits)
         self._logs[hello.rank] = rank_log
         path = create_ring(rank_log.directory, self._options.buffer)
         connection.rank = self._open[hello.rank] = _Rank(rank_log, RingReader(path))
@@ -309,8 +384,43 @@ class Companion:
     # ---- the sealer thread ---------------------------------------------------------------------------------
 
     def _seal(self) -> None:
-        while (path := self._journals.get()) is not None:
-            seal_journal(path)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (item := self._to_seal.get()) is not None:
+            try:
+                if isinstance(item, _Event):
+                    self._freeze(item)
+                else:
+                    self._seal_journal(item)
+            except Exception:
+                log.exception("can't seal %s; it stays as it is and can be read", item)
+
+    def _seal_journal(self, path: Path) -> None:
+        journal = read_journal(path)
+        write_segment(journal)
+        for trigger in self._options.triggers:
+            if (reason := trigger.check(journal.rows)) is not None:
+                self.keep(reason)
+        with self._keeping:
+            needed = self._events or self._to_freeze
+        if self._options.keep is not None and not needed:
+            expire(self.run_dir, journal.rank, self._options.keep, time.time())
+
+    def _freeze(self, event: _Event) -> None:
+        options = self._options
+        kept = Kept(
+            run=self.run_dir.name,
+            reason=event.reason,
+            at=iso(datetime.fromtimestamp(event.at, UTC)),
+            before_s=options.before_s,
+            after_s=options.after_s,
+        )
+        try:
+            path = freeze(self.run_dir, kept, event.at - options.before_s)
+        finally:
+            with self._keeping:
+                self._to_freeze -= 1
+        log.warning("kept %s: %s", path, event.reason)
 
 
 def _refused(rank: int, detail: str) -> Gap:

@@ -138,8 +138,8 @@ def summarize(run_dir: Path, manifest: Manifest) -> tuple[dict[int, dict[str, in
     for rank in list_ranks(run_dir):
         parts = read_parts(run_dir, rank)
         totals[rank] = {table: parts.count(table) for table in TABLES}
-        gaps += parts.gaps()
-        if not parts.ended:
+        gaps += map(manifest.explain, parts.gaps())
+        if not parts.ended and not manifest.kept:
             gaps.append(parts.open_end("cut"))
     return totals, gaps
 

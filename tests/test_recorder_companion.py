@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rows import DECISIONS, pass_frame
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion, Options
-from schedscope.recorder.frame import SCHEMA_VERSION, Kind, encode_frame, pack
+from schedscope.recorder.frame import SCHEMA_VERSION, Kind, pack
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.rank_log import Limits, rank_dir
@@ -27,8 +28,6 @@ from schedscope.recorder.ring import LINK, remove_ring
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSink, open_sink
 
-FILLING: dict[str, Any] = {"int32": 0, "int64": 0, "double": 0.0, "bool": False, "string": "", "list": []}
-DECISIONS = 3
 SOON_S = 20.0
 
 WRITER = """
@@ -53,22 +52,6 @@ with Companion.start(sys.argv[1], options) as companion:
     print(json.dumps(companion.environment()), flush=True)
     sys.stdin.read()
 """
-
-
-def pass_frame(number: int, padding: int = 0) -> bytes:
-    from schedscope.recorder.schema import TABLES
-
-    def row(table: str, **given: Any) -> tuple[Any, ...]:
-        columns = TABLES[table].row
-        filled = {c.name: None if c.null else FILLING[str(c.type).partition("<")[0]] for c in columns}
-        return tuple((filled | given).values())
-
-    return encode_frame(
-        {
-            "passes": [row("passes", stop="x" * padding, **{"pass": number})],
-            "decisions": [row("decisions", rid=f"r{number}-{i}", **{"pass": number}) for i in range(DECISIONS)],
-        }
-    )
 
 
 def until(condition: Callable[[], bool]) -> None:
