@@ -27,6 +27,7 @@ from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.salvage import salvage
 from schedscope.recorder.trigger import Trigger
 
 NOT_FOUND = 127
@@ -123,6 +124,7 @@ def record(*command: str, log: LogDir = None, name: str | None = None, how: How 
     if not command:
         raise UsageError("record: give the command to run, such as: schedscope record -- serve --port 30000")
     options = how.options()
+    salvage()
     run_dir = create_run(log or default_log_dir(), name or Path(command[0]).name, command=list(command))
     try:
         code = run_recorded(command, run_dir, options, how.control)

@@ -34,7 +34,7 @@ from schedscope.recorder.manifest import Gap, Kept, Manifest, iso, read_manifest
 from schedscope.recorder.parts import summarize
 from schedscope.recorder.rank_log import LIMITS, Limits, RankLog
 from schedscope.recorder.ring import CAPACITY, RingReader, create_ring, remove_ring
-from schedscope.recorder.segment import write_segment
+from schedscope.recorder.segment import Segment, write_segment
 from schedscope.recorder.sink import record_environment
 from schedscope.recorder.trigger import Trigger
 
@@ -84,10 +84,11 @@ class _Event(NamedTuple):
     """Something that is to be kept with what lies around it."""
 
     reason: str
-    at: float
-    """Seconds since the epoch."""
+    at: str
+    """UTC, ISO 8601; for people. All else goes by the monotonic clock, which never jumps."""
+    noticed: float
     due: float
-    """Monotonic clock: when all that follows it has been recorded."""
+    """When all that follows it has been recorded."""
 
 
 class _Rank:
@@ -139,6 +140,7 @@ class Companion:
         self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(64))
         self._connections: set[_Connection] = set()
         self._to_seal: queue.SimpleQueue[Path | _Event | None] = queue.SimpleQueue()
+        self._sealed_at: dict[Path, float] = {}
         self._events: list[_Event] = []
         """Those that are not due."""
         self._to_freeze = 0
@@ -199,7 +201,7 @@ class Companion:
                     log.warning("%d events are kept; no more will be", self._options.most_kept)
                 return
             now = time.monotonic()
-            self._events.append(_Event(reason, time.time(), now + self._options.after_s))
+            self._events.append(_Event(reason, iso(datetime.now(UTC)), now, now + self._options.after_s))
 
     def status(self) -> dict[str, object]:
         """The run, its ranks, how full their rings are, and how many events were noticed. Any thread may ask."""
@@ -397,26 +399,32 @@ class Companion:
 
     def _seal_journal(self, path: Path) -> None:
         journal = read_journal(path)
-        write_segment(journal)
+        self._sealed_at[write_segment(journal).path] = time.monotonic()
         for trigger in self._options.triggers:
             if (reason := trigger.check(journal.rows)) is not None:
                 self.keep(reason)
         with self._keeping:
             needed = self._events or self._to_freeze
         if self._options.keep is not None and not needed:
-            expire(self.run_dir, journal.rank, self._options.keep, time.time())
+            for segment in expire(self.run_dir, journal.rank, self._options.keep, self._age):
+                self._sealed_at.pop(segment.path, None)
+
+    def _age(self, segment: Segment) -> float:
+        """Seconds since it was sealed."""
+        return time.monotonic() - self._sealed_at.get(segment.path, 0.0)
 
     def _freeze(self, event: _Event) -> None:
         options = self._options
         kept = Kept(
             run=self.run_dir.name,
             reason=event.reason,
-            at=iso(datetime.fromtimestamp(event.at, UTC)),
+            at=event.at,
             before_s=options.before_s,
             after_s=options.after_s,
         )
         try:
-            path = freeze(self.run_dir, kept, event.at - options.before_s)
+            since_s = time.monotonic() - event.noticed + options.before_s
+            path = freeze(self.run_dir, kept, self._age, since_s)
         finally:
             with self._keeping:
                 self._to_freeze -= 1

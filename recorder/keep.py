@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,17 +55,17 @@ def parse_size(text: str) -> int:
     return size
 
 
-def expire(run_dir: Path, rank: int, keep: Keep, now: float) -> list[Segment]:
+def expire(run_dir: Path, rank: int, keep: Keep, age: Callable[[Segment], float]) -> list[Segment]:
     """Delete a rank's oldest segments that `keep` doesn't hold, but never the newest one with passes. Returns them.
 
     Args:
-        now: seconds since the epoch; a segment is as old as its sealing.
+        age: seconds since a segment was sealed.
     """
     segments = list_segments(run_dir, rank)
     segments = segments[: max((i for i, s in enumerate(segments) if s.first_pass is not None), default=0)]
     gone = 0
     if keep.seconds is not None:
-        gone = sum(_sealed_at(segment) < now - keep.seconds for segment in segments)
+        gone = sum(age(segment) > keep.seconds for segment in segments)
     if keep.size is not None:
         left = keep.size - _size(rank_dir(run_dir, rank))
         while left < 0 and gone < len(segments):
@@ -79,29 +79,21 @@ def expire(run_dir: Path, rank: int, keep: Keep, now: float) -> list[Segment]:
     return segments[:gone]
 
 
-def freeze(run_dir: Path, kept: Kept, since: float) -> Path:
-    """Make a run of its own of what was sealed since a moment, seconds since the epoch. Shares the files' space."""
+def freeze(run_dir: Path, kept: Kept, age: Callable[[Segment], float], since_s: float) -> Path:
+    """Make a run of its own of what was sealed in the last `since_s` seconds. Shares the files' space."""
     manifest = read_manifest(run_dir)
     path = create_run(run_dir.parent, f"{manifest.name}-kept", command=manifest.command)
     own = read_manifest(path)
     for rank in list_ranks(run_dir):
         target = rank_dir(path, rank)
         target.mkdir()
-        for segment in _around(list_segments(run_dir, rank), since):
-            shutil.copytree(segment.path, target / segment.path.name, copy_function=_share)
+        for segment in list_segments(run_dir, rank):
+            if age(segment) <= since_s:
+                shutil.copytree(segment.path, target / segment.path.name, copy_function=_share)
     facts = {name: getattr(manifest, name) for name in ("source", "ranks", "config", "rank_configs", "model", "detail")}
     frozen: Manifest = msgspec.structs.replace(own, **facts, source_gaps=manifest.source_gaps, kept=kept)
     write_manifest(path, sealed(frozen, *summarize(path, frozen)))
     return path
-
-
-def _around(segments: Sequence[Segment], since: float) -> Sequence[Segment]:
-    """Those that hold anything of the time since then."""
-    return [segment for segment in segments if _sealed_at(segment) >= since]
-
-
-def _sealed_at(segment: Segment) -> float:
-    return segment.path.stat().st_mtime
 
 
 def _size(path: Path) -> int:

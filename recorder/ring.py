@@ -19,6 +19,7 @@ from pathlib import Path
 
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.frame import HEADER_BYTES, Header, parse_header
+from schedscope.recorder.lock import hold, is_held
 
 LINK = "ring"
 """In a rank's directory: leads to its ring while there may be something in it."""
@@ -34,6 +35,9 @@ _DATA = 4096
 """Offset of the data, one page behind the start."""
 _CAPACITY_AT, _WRITTEN_AT, _READ_AT = 1, 8, 16
 """Places of 8-byte words. Those that change have a cache line each."""
+_OWNER = slice(1024, _DATA)
+"""Where the rank's directory is named."""
+_PREFIX = "schedscope-"
 
 
 class _Ring:
@@ -54,6 +58,11 @@ class _Ring:
         self.capacity = self._words[_CAPACITY_AT]
         if self.capacity != size - _DATA:
             raise RunFormatError(f"{path}: a ring of {size - _DATA} bytes that claims to have {self.capacity}")
+
+    @property
+    def owner(self) -> Path:
+        """The rank's directory."""
+        return Path(os.fsdecode(bytes(self._bytes[_OWNER]).rstrip(b"\0")))
 
     @property
     def written(self) -> int:
@@ -86,6 +95,14 @@ class RingWriter(_Ring):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, writable=True)
+        # Until this process ends, whether it is killed or not, nobody takes the ring for left over.
+        self._lock = hold(path)
+
+    def close(self) -> None:
+        """Let go of the memory. A second call does nothing."""
+        super().close()
+        if self._lock is not None:
+            self._lock.release()
 
     def write(self, frame: bytes) -> bool:
         """Add a frame, if there is room for it."""
@@ -130,11 +147,12 @@ def create_ring(directory: Path, capacity: int = CAPACITY) -> Path:
 
     The capacity, bytes, is rounded up to whole pages. Raises OSError if neither memory nor disk has room.
     """
-    name = f"schedscope-{directory.parent.name[:60]}-{directory.name}-{secrets.token_hex(4)}"
+    directory = directory.absolute()
+    name = f"{_PREFIX}{directory.parent.name[:60]}-{directory.name}-{secrets.token_hex(4)}"
     try:
-        path = _allocate(MEMORY / name, capacity)
+        path = _allocate(MEMORY / name, capacity, directory)
     except OSError:
-        return _allocate(directory / LINK, capacity)
+        return _allocate(directory / LINK, capacity, directory)
     try:
         (directory / LINK).symlink_to(path)
     except OSError:
@@ -169,7 +187,17 @@ def peek(directory: Path) -> bytes:
         ring.close()
 
 
-def _allocate(path: Path, capacity: int) -> Path:
+def left_over() -> Iterator[RingReader]:
+    """Rings in memory that no scheduler writes to any more. Whether a companion still reads them is not known here."""
+    for path in sorted(MEMORY.glob(f"{_PREFIX}*")):
+        try:
+            if not is_held(path):
+                yield RingReader(path)
+        except (OSError, RunFormatError):
+            continue  # someone else's
+
+
+def _allocate(path: Path, capacity: int, owner: Path) -> Path:
     """A ring whose memory is all there: a page that is missing when it is written to would kill the writer."""
     capacity = -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -177,6 +205,8 @@ def _allocate(path: Path, capacity: int) -> Path:
         os.posix_fallocate(fd, 0, _DATA + capacity)
         with mmap.mmap(fd, _DATA + capacity) as memory:
             memory[8 * _CAPACITY_AT : 8 * _CAPACITY_AT + 8] = capacity.to_bytes(8, sys.byteorder)
+            name = os.fsencode(owner)
+            memory[_OWNER.start : _OWNER.start + len(name)] = name
             memory[: len(_MARK)] = _MARK
     except BaseException:
         path.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.rank_log import Limits, rank_dir
 from schedscope.recorder.ring import LINK, remove_ring
 from schedscope.recorder.run import Run
+from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSink, open_sink
 
 SOON_S = 20.0
@@ -144,7 +146,8 @@ def other(run_dir: Path) -> Iterator[Callable[..., OtherCompanion]]:
         if companion.process.poll() is None:
             companion.go_on()
             companion.kill()
-    remove_ring(rank_dir(run_dir, 0))
+    if run_dir.exists():
+        remove_ring(rank_dir(run_dir, 0))
 
 
 @pytest.fixture
@@ -298,6 +301,49 @@ def test_a_companion_killed_at_any_moment_leaves_a_run_that_can_be_read(
     assert number > 2
     assert run.table("decisions").num_rows == number * DECISIONS
     assert run.gaps == []
+
+
+def test_when_both_are_killed_the_run_can_be_read_and_its_memory_is_given_back(
+    run_dir: Path, other: Callable[..., OtherCompanion], caplog: pytest.LogCaptureFixture
+) -> None:
+    companion = other(passes=10)
+    writer = Writer(companion.environment, 0, "close")
+    writer.write(*(pass_frame(number) for number in range(25)))
+    companion.pause()
+    writer.write(*(pass_frame(number) for number in range(25, 40)))
+    assert salvage() == 0, "both live"
+    companion.kill()
+    assert salvage() == 0, "the writer lives"
+    writer.write(pass_frame(40))
+    writer.kill()
+
+    def check() -> None:
+        run = Run.open(run_dir)
+        assert run.status == "interrupted"
+        assert numbers(run) == list(range(41))
+        assert run.table("decisions").num_rows == 41 * DECISIONS
+        assert [(gap.reason, gap.after_pass) for gap in run.gaps] == [("interrupted", 40)]
+
+    check()
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        assert salvage() == 1
+    assert not caplog.records
+    assert not memory.exists()
+    check()
+    assert salvage() == 0
+
+
+def test_memory_of_a_deleted_run_is_given_back(run_dir: Path, other: Callable[..., OtherCompanion]) -> None:
+    companion = other()
+    writer = Writer(companion.environment, 0, "close")
+    writer.write(pass_frame(0))
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    companion.kill()
+    writer.kill()
+    shutil.rmtree(run_dir)
+    salvage()
+    assert not memory.exists()
 
 
 def test_stop_does_not_wait_forever_for_a_writer(companion: Companion, run_dir: Path) -> None:
