@@ -175,12 +175,11 @@ class Scheduler:
             finishes: why requests end with this token, by rid.
         """
         state = self.state
-        for member, token in zip(batch.members, sampled, strict=True):
-            if token is None:
-                continue
+        taken = [(member, token) for member, token in zip(batch.members, sampled, strict=True) if token is not None]
+        self.tracer.on_outputs([member.live for member, _ in taken], [token for _, token in taken])
+        for member, token in taken:
             live = member.live
             live.append(token)
-            self.tracer.on_output(live, token)
             if live.output_len == 1:
                 self.tracer.on_event(Event("first_token", now, live.rid))
             finish = finishes.get(live.rid)

@@ -203,6 +203,11 @@ class Companion:
             now = time.monotonic()
             self._events.append(_Event(reason, iso(datetime.now(UTC)), now, now + self._options.after_s))
 
+    def wait_until_left(self) -> None:
+        """Return when no process is connected."""
+        while self._connections and self._server.is_alive():
+            time.sleep(_IDLE_S)
+
     def status(self) -> dict[str, object]:
         """The run, its ranks, how full their rings are, and how many events were noticed. Any thread may ask."""
         ranks = {

@@ -31,8 +31,10 @@ DECIDED = "decided"
 """Beside the tables, a frame may hold packed decisions: one per row of its `passes`, empty where none is kept."""
 HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
-SPOKEN = "spoken"
+PROMPTS = "prompts"
 """Rows of `tokens` whose ids are packed by `schedscope.engine.tokens`."""
+OUTPUTS = "outputs"
+"""A row of `tokens` per request of a batch: tick, step, and rids, positions and ids as columns."""
 
 MARK = b"\xc1SSF"
 """Begins every frame. 0xc1 occurs neither in UTF-8 nor as a msgpack type."""
@@ -221,10 +223,13 @@ def unpack(rows: dict[str, list[Any]]) -> Rows:
     Raises msgspec.DecodeError for a decision that can't be unpacked.
     """
     if happened := rows.pop(HAPPENED, None):
-        texts = [(*row, None if detail is None else _json(detail)) for *row, detail in happened]
-        rows["events"] = [*rows.get("events", []), *texts]
-    if spoken := rows.pop(SPOKEN, None):
-        rows["tokens"] = [*rows.get("tokens", []), *((*row, tokens.decode(ids)) for *row, ids in spoken)]
+        texts = ((*row, None if detail is None else _json(detail)) for *row, detail in happened)
+        rows.setdefault("events", []).extend(texts)
+    if prompts := rows.pop(PROMPTS, None):
+        rows.setdefault("tokens", []).extend((*row, tokens.decode(ids)) for *row, ids in prompts)
+    for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
+        columns = zip(rids, positions, ids, strict=True)
+        rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
     if decided := rows.pop(DECIDED, None):
         passes = rows.pop("passes", [])
         for place, (row, packed) in enumerate(zip(passes, decided, strict=False)):
@@ -283,10 +288,13 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
-    for packed, table_name, last in ((HAPPENED, "events", Any), (SPOKEN, "tokens", bytes)):
+    for packed, table_name, last in ((HAPPENED, "events", Any), (PROMPTS, "tokens", bytes)):
         columns = TABLES[table_name].row[:-1]
         row = tuple.__class_getitem__((*(_python_type(c.type, c.null is not None) for c in columns), last))
         fields.append((packed, list[row], msgspec.field(default_factory=list)))
+    id_ = Annotated[int, msgspec.Meta(ge=0, le=tokens.MAX_TOKEN_ID)]
+    said = tuple[int, int, list[str], list[int], list[id_]]
+    fields.append((OUTPUTS, list[said], msgspec.field(default_factory=list)))
     fields.append((DECIDED, list[bytes], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 

@@ -26,7 +26,7 @@ from schedscope.recorder.ring import RingWriter
 if TYPE_CHECKING:
     from schedscope.recorder.rank_log import Limits
 
-RUN_VARIABLE = "SCHEDSCOPE_RECORD"
+RUN_VARIABLE = "SCHEDSCOPE_RUN"
 """Environment: the directory of the run that is being recorded."""
 SOCKET_VARIABLE = "SCHEDSCOPE_RECORD_SOCKET"
 """Environment: where its companion listens."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.frame import DECIDED, HAPPENED, SPOKEN, encode_frame
+from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode_frame
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
 from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_row, state_facts
@@ -61,6 +61,7 @@ class RunTracer(Tracer):
         self._sink = sink
         self._detail = sink.detail
         self._keeps_stimuli = self._detail.level != "steps"
+        self._keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
         self._keeps_decisions = self._detail.level in {"decisions", "full"}
         self._kinds = _KINDS[self._detail.level]
         self._hashers: dict[str, Hasher] = {}
@@ -112,20 +113,22 @@ class RunTracer(Tracer):
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
-        if self._detail.tokens == "hashed":
-            self._hashers[live.rid] = Hasher(self._sink.key, self._block)
-        self._speak(live.rid, 0, live.request.prompt)
+        if self._keeps_tokens:
+            prompt = live.request.prompt
+            if self._detail.tokens == "hashed":
+                hasher = self._hashers[live.rid] = Hasher(self._sink.key, self._block)
+                prompt = hasher.hash(prompt)
+            self._put(PROMPTS, (self._seq, self._step_number(), live.rid, 0, prompt))
 
-    def on_output(self, live: Live, token: int) -> None:
-        """Keep an output token."""
-        self._speak(live.rid, live.length - 1, tokens.encode((token,)))
-
-    def _speak(self, rid: str, position: int, ids: bytes) -> None:
-        if not self._keeps_stimuli or self._detail.tokens == "none":
+    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
+        """Keep output tokens."""
+        if not sampled or not self._keeps_tokens:
             return
         if self._detail.tokens == "hashed":
-            ids = self._hashers[rid].hash(ids)
-        self._put(SPOKEN, (self._seq, self._step_number(), rid, position, ids))
+            pairs = zip(lives, sampled, strict=True)
+            sampled = [tokens.decode(self._hashers[live.rid].hash(tokens.encode((id_,))))[0] for live, id_ in pairs]
+        rids, positions = [live.request.rid for live in lives], [live.prompt_len + live.output_len for live in lives]
+        self._put(OUTPUTS, (self._seq, self._step_number(), rids, positions, sampled))
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""

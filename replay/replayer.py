@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
+from schedscope.engine.live import Live
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot
@@ -62,8 +63,11 @@ class _Recollection(RunTracer):
         for table, made in unpack(rows).items():
             self._kept[table] += made
 
-    def _speak(self, rid: str, position: int, ids: bytes) -> None:
+    def on_prompt(self, live: Live) -> None:
         """Tokens are what the re-run was given; they are not compared."""
+
+    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
+        """As above."""
 
     def take(self) -> dict[str, list[Row]]:
         """What was recorded since the last call."""
