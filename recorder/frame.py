@@ -48,6 +48,7 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
+_encode = msgspec.msgpack.Encoder().encode
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -80,6 +81,14 @@ class Header(NamedTuple):
     checksum: int
 
 
+class Body(NamedTuple):
+    """What a writer hands over: a frame that has no number yet."""
+
+    payload: bytes
+    passes: int
+    """Passes recorded in it."""
+
+
 class Frame(NamedTuple):
     """A whole frame with a good checksum."""
 
@@ -108,18 +117,20 @@ class MalformedRowsError(ValueError):
     """A payload that doesn't follow the schema. Says table, row and column."""
 
 
-def encode_frame(rows: Mapping[str, Sequence[Row]]) -> bytes:
-    r"""Pack rows into a frame with ordinal 0. The rows are not checked against the schema here; readers do that.
+def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
+    r"""Pack rows. They are not checked against the schema here; readers do that.
+
+    Beside tables, `DECIDED`, `HAPPENED`, `PROMPTS` and `OUTPUTS` may be there.
 
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
-    integers beyond 64 bits, TypeError for values that msgpack doesn't know, ValueError beyond `MAX_PAYLOAD`.
+    integers beyond 64 bits, TypeError for values that msgpack doesn't know.
     """
     try:
-        payload = msgspec.msgpack.encode(rows)
+        payload = _encode(rows)
     except UnicodeEncodeError:
-        payload = msgspec.msgpack.encode(_without_surrogates(rows))
+        payload = _encode(_without_surrogates(rows))
     passes = rows.get("passes")
-    return pack(Kind.ROWS, payload, passes=len(passes) if passes else 0)
+    return Body(payload, len(passes) if passes else 0)
 
 
 def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
@@ -129,10 +140,9 @@ def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes
     return _header(kind, min(passes, _MAX_PASSES), ordinal, len(payload), zlib.crc32(payload)) + payload
 
 
-def stamp(frame: bytes, ordinal: int) -> bytes:
-    """The same frame with its number. Reads and checks the header only."""
-    kind, passes, _, length, checksum = parse_header(frame)
-    return _header(kind, passes, ordinal, length, checksum) + frame[HEADER_BYTES:]
+def stamp(body: Body, ordinal: int) -> bytes:
+    """The frame with that number. Raises ValueError beyond `MAX_PAYLOAD`."""
+    return pack(Kind.ROWS, body.payload, ordinal, body.passes)
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from schedscope.engine.errors import SchedscopeError
-from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Kind, pack, parse_header, stamp
+from schedscope.recorder.frame import (
+    HEADER_BYTES,
+    SCHEMA_VERSION,
+    Body,
+    FrameReader,
+    Kind,
+    pack,
+    parse_header,
+    stamp,
+)
 from schedscope.recorder.hello import Description, Detail, Hello, Refusal, Welcome
 from schedscope.recorder.ring import RingWriter
 
@@ -58,8 +67,8 @@ class Sink(Protocol):
     def dropped(self) -> int:
         """Frames for which there was no room."""
 
-    def write(self, frame: bytes) -> None:
-        """Hand over a frame of `encode_frame`. Never raises; waits only if the sink was made to."""
+    def write(self, body: Body) -> None:
+        """Hand over what `encode` made. Never raises; waits only if the sink was made to."""
 
     def close(self) -> None:
         """Hand over what is still here and say that nothing comes behind. Never raises; a second call is fine."""
@@ -110,12 +119,12 @@ class CompanionSink:
         """Of hashed tokens."""
         return self._key
 
-    def write(self, frame: bytes) -> None:
+    def write(self, body: Body) -> None:
         """Number the frame and hand it over, or drop it."""
         if not self._attached:
             return
         try:
-            record = stamp(frame, self._frames)
+            record = stamp(body, self._frames)
             self._frames += 1
             if self._ring.write(record) or (not self._stalled and self._wait(record, self._patience_s)):
                 self._stalled = False
@@ -257,12 +266,12 @@ class DirectSink:
         """Of hashed tokens."""
         return self._key
 
-    def write(self, frame: bytes) -> None:
+    def write(self, body: Body) -> None:
         """Write the frame to the journal."""
         if not self._attached:
             return
         try:
-            self._append(stamp(frame, self._frames))
+            self._append(stamp(body, self._frames))
             self._frames += 1
         except Exception as error:
             self._detach(error)

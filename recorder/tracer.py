@@ -21,7 +21,7 @@ from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode_frame
+from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
 from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_row, state_facts
@@ -108,8 +108,6 @@ class RunTracer(Tracer):
             HAPPENED,
             (self._next_seq(), self._step_number(), self._pass, time, kind, rid, tokens_, node, detail),
         )
-        if self._step is None and event.kind in {"queue", "abort", "flush"}:
-            self._flush()
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -160,8 +158,8 @@ class RunTracer(Tracer):
                 None if detail is None else str(detail),
             ),
         )
-        if self._step is None:
-            self._flush()
+        if self._step is None and not (self._scheduler and self._scheduler.busy):
+            self._flush()  # there may be no step for a long time
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -188,6 +186,8 @@ class RunTracer(Tracer):
         self._step = (record, self._clock_ns(), facts)
         if record.batch is None:
             self.on_committed(state)
+        else:
+            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -253,7 +253,7 @@ class RunTracer(Tracer):
             self._hand_over(rows)
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        self._sink.write(encode_frame(rows))
+        self._sink.write(encode(rows))
 
     def close(self) -> None:
         """Hand over what is left."""

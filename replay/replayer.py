@@ -25,7 +25,7 @@ from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.frame import unpack
+from schedscope.recorder.frame import Body, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
@@ -86,7 +86,7 @@ class _Nowhere:
     def __init__(self, detail: Detail) -> None:
         self.detail = detail
 
-    def write(self, frame: bytes) -> None:
+    def write(self, body: Body) -> None:
         """Nothing."""
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedscope.recorder.frame import encode_frame
+from schedscope.recorder.frame import Body, encode
 from schedscope.recorder.schema import TABLES
 
 FILLING: dict[str, Any] = {"int32": 0, "int64": 0, "double": 0.0, "bool": False, "string": "", "list": []}
@@ -21,9 +21,9 @@ def row(table: str, **given: Any) -> tuple[Any, ...]:
     return tuple((filled | given).values())
 
 
-def pass_frame(number: int, padding: int = 0, **tables: list[tuple[Any, ...]]) -> bytes:
-    """A frame with a pass, its decisions, and rows of other tables."""
-    return encode_frame(
+def pass_frame(number: int, padding: int = 0, **tables: list[tuple[Any, ...]]) -> Body:
+    """What a frame holds: a pass, its decisions, and rows of other tables."""
+    return encode(
         {
             "passes": [row("passes", stop="x" * padding, **{"pass": number})],
             "decisions": [row("decisions", rid=f"r{number}-{i}", **{"pass": number}) for i in range(DECISIONS)],

@@ -21,7 +21,7 @@ import pytest
 from rows import DECISIONS, pass_frame
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion, Options
-from schedscope.recorder.frame import SCHEMA_VERSION, Kind, pack
+from schedscope.recorder.frame import SCHEMA_VERSION, Body, Kind, pack, stamp
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.rank_log import Limits, rank_dir
@@ -34,12 +34,13 @@ SOON_S = 20.0
 
 WRITER = """
 import os, sys, time
+from schedscope.recorder.frame import Body
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.sink import open_sink
 frames = sys.stdin.buffer
 sink = open_sink(int(sys.argv[1]), Description(source=Source("engine", "1"), config={"x": 1}))
 while size := frames.read(4):
-    sink.write(frames.read(int.from_bytes(size, "big")))
+    sink.write(Body(frames.read(int.from_bytes(size, "big")), 1))
     sys.stdout.write("."); sys.stdout.flush()
 if sys.argv[2] == "close":
     sink.close()
@@ -82,13 +83,13 @@ class Writer:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
         )
 
-    def write(self, *frames: bytes) -> None:
+    def write(self, *bodies: Body) -> None:
         """Returns when the process has handed the frames over."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
-        for frame in frames:
-            stdin.write(len(frame).to_bytes(4, "big") + frame)
+        for body in bodies:
+            stdin.write(len(body.payload).to_bytes(4, "big") + body.payload)
             stdin.flush()
             assert stdout.read(1) == b"."
 
@@ -533,7 +534,7 @@ def test_closing_gives_up_on_a_companion_that_hangs(
     companion = other(buffer=page)
     sink = companion.connect()
     companion.pause()
-    sink.write(pass_frame(0, padding=1000 + page - len(pass_frame(0, padding=1000)) - 10))
+    sink.write(pass_frame(0, padding=1000 + page - len(stamp(pass_frame(0, padding=1000), 0)) - 10))
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
         sink.close()
     assert not sink.attached
@@ -556,7 +557,7 @@ def test_a_ring_lives_in_memory_and_goes_away(companion: Companion, run_dir: Pat
 def test_a_broken_frame_detaches_without_raising(companion: Companion, caplog: pytest.LogCaptureFixture) -> None:
     sink = connect(companion)
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
-        sink.write(b"not a frame, but long enough to be taken for one")
+        sink.write("not a frame")  # type: ignore[arg-type]
         sink.write(pass_frame(0))
         sink.close()
     assert not sink.attached
