@@ -114,7 +114,7 @@ class SchedulerState:
     def view(self, now: float = 0.0, reports: tuple[Report, ...] = ()) -> View:
         """What a decision may read, frozen."""
         return View(
-            queue=tuple(self._waiting(live) for live in self.queue),
+            queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
             running=tuple(self._running(live) for live in self.running),
             cache=self.cache,
             available=self.pool.available,
@@ -133,8 +133,6 @@ class SchedulerState:
 
     @staticmethod
     def _waiting(live: Live) -> Waiting:
-        if live.waiting is not None:
-            return live.waiting
         request = live.request
         live.waiting = Waiting(
             rid=request.rid,
@@ -253,8 +251,7 @@ class SchedulerState:
             self.queue.append(live)
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
-        for match in plan.ordering.touches:
-            self.cache.touch(match)
+        self.cache.touch_many(plan.ordering.touches)
 
         preempted: list[Live] = []
         locks: dict[str, Node] = {}
