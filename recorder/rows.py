@@ -60,10 +60,10 @@ def pack_decision(plan: Plan, block: int = 1) -> bytes:
     assert plan.ordering is not None
     assert plan.admission is not None
     ranked = plan.ordering.ranked
-    requests, keys, _, duplicates = map(list, zip(*ranked, strict=True)) if ranked else ([], [], [], [])
+    requests, keys, _, duplicates = zip(*ranked, strict=True) if ranked else ((), (), (), ())
     names = ",".join(keys[0]._fields) if keys else ""
     if block > 1:
-        duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
+        duplicates = tuple(d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates)
     return _encode((names, list(map(_facts, requests)), keys, duplicates, plan.admission.verdicts))
 
 
