@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
 
 Row = tuple[Any, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -60,7 +61,7 @@ def _row(number: int, rid: str, after: int | None, place: Ranked | None, verdict
         place.position if place is not None else None,
         after,
         key_text(place.key) if place is not None else None,
-        ",".join(place.key._fields) if place is not None else None,
+        ",".join(key_fields(place.key)) if place is not None else None,
         place.request.prefix_len if place is not None else 0,
         place.request.matched if place is not None else 0,
         duplicate is not None,
@@ -87,12 +88,30 @@ def _row(number: int, rid: str, after: int | None, place: Ranked | None, verdict
     )
 
 
+REPEATED = frozenset({"rid", "position"})
+"""Fields that end keys and repeat other columns of the row: `rid` and `place_before`."""
+
+
+def key_fields(key: Key) -> tuple[str, ...]:
+    """The names of a key's fields, without those at its end that say nothing new."""
+    return telling(key._fields)
+
+
+@cache
+def telling(names: tuple[str, ...]) -> tuple[str, ...]:
+    """A key's fields without those at its end that say nothing new."""
+    while names and names[-1] in REPEATED:
+        names = names[:-1]
+    return names
+
+
 def key_text(key: Key) -> str:
-    """A sort key as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
+    """The values of `key_fields` as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
+    values = key[: len(key_fields(key))]
     try:
-        return json.dumps(key, separators=(",", ":"), allow_nan=False)
+        return json.dumps(values, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(finite(key), separators=(",", ":"))
+        return json.dumps(finite(values), separators=(",", ":"))
 
 
 def finite(value: Any) -> Any:
