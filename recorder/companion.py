@@ -21,6 +21,7 @@ from types import TracebackType
 
 import msgspec
 from schedscope.engine.errors import SchedscopeError, UsageError
+from schedscope.recorder.compact import tidy
 from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind
 from schedscope.recorder.hello import Hello
 from schedscope.recorder.lock import Lock, hold
@@ -134,6 +135,8 @@ class Companion:
         self._server.join()
         self._journals.put(None)
         self._sealer.join()
+        for rank_log in self._logs.values():
+            tidy(rank_log.directory, grace_s=0.0, final=True)
         try:
             self.manifest = sealed(self.manifest, *summarize(self.run_dir, self.manifest))
             write_manifest(self.run_dir, self.manifest)
@@ -259,6 +262,7 @@ class Companion:
     def _seal(self) -> None:
         while (path := self._journals.get()) is not None:
             seal_journal(path)
+            tidy(path.parent)
 
 
 def _refused(rank: int, detail: str) -> Gap:

@@ -82,6 +82,10 @@ class Journal:
             passes += [row[position] for row in self.rows.get(table, ()) if row[position] is not None]
         return (min(passes), max(passes)) if passes else None
 
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+        return len(self.rows.get(table, ()))
+
     def of_pass(self, table: str, number: int) -> Sequence[Row]:
         """The rows of one of the tables `BY_PASS` that belong to a pass."""
         rows, position = self.rows.get(table, []), _PASS_POSITION[table]

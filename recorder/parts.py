@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,15 +113,23 @@ class _Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A rank's segments and, behind them, the journals that were not sealed at the moment of looking."""
+    """A rank's segments, and the journals that were not sealed at the moment of looking, in recorded order."""
 
     rank: int
-    segments: tuple[Segment, ...]
-    journals: tuple[Journal, ...]
+    sources: tuple[Segment | Journal, ...]
 
     def __iter__(self) -> Iterator[Part]:
-        yield from (Part(self.rank, segment) for segment in self.segments)
-        yield from (Part(self.rank, journal) for journal in self.journals)
+        return (Part(self.rank, source) for source in self.sources)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sealed part of it."""
+        return [source for source in self.sources if isinstance(source, Segment)]
+
+    @property
+    def journals(self) -> list[Journal]:
+        """The rest: mostly one, the last. A journal that could not be sealed stays where it is."""
+        return [source for source in self.sources if isinstance(source, Journal)]
 
     def of_passes(self, first: int, last: int) -> list[Part]:
         """The parts that can hold anything that happened in these passes or between them."""
@@ -138,14 +147,12 @@ class Parts:
     @property
     def ended(self) -> bool:
         """The writer closed: nothing will come behind."""
-        return any(journal.ended for journal in self.journals) or (
-            bool(self.segments) and self.segments[-1].index.ended
-        )
+        last = self.sources[-1] if self.sources else None
+        return last is not None and (last.ended if isinstance(last, Journal) else last.index.ended)
 
     def count(self, table: str) -> int:
         """Rows of a table."""
-        sealed = sum(segment.count(table) for segment in self.segments)
-        return sealed + sum(len(journal.rows.get(table, ())) for journal in self.journals)
+        return sum(source.count(table) for source in self.sources)
 
     def passes(self) -> PassRange:
         """Count, first and last of the recorded passes."""
@@ -161,18 +168,21 @@ class Parts:
     def open_end(self, reason: str) -> Gap:
         """The gap behind the last frame of a rank whose writer didn't close."""
         frame = max((extent.next_frame for extent in self._extents()), default=0)
-        torn = self.journals[-1].torn_gap() if self.journals else None
+        last = self.sources[-1] if self.sources else None
+        torn = last.torn_gap() if isinstance(last, Journal) else None
         detail = torn.detail if torn is not None else None
         return Gap(rank=self.rank, reason=reason, frame=frame, after_pass=self.passes().last, detail=detail)
 
     def _extents(self) -> Iterator[_Extent]:
-        yield from map(extent_of, self.segments)
-        for journal in self.journals:
-            rows = journal.rows.get("passes")
+        for source in self.sources:
+            if isinstance(source, Segment):
+                yield extent_of(source)
+                continue
+            rows = source.rows.get("passes")
             passes = (rows[0][0], rows[-1][0]) if rows else None
-            torn = journal.torn_gap() if journal is not self.journals[-1] else None
-            gaps = (*journal.gaps, torn) if torn is not None else tuple(journal.gaps)
-            yield _Extent(journal.number, journal.first_frame, journal.next_frame, passes, gaps)
+            torn = source.torn_gap() if source is not self.sources[-1] else None
+            gaps = (*source.gaps, torn) if torn is not None else tuple(source.gaps)
+            yield _Extent(source.number, source.first_frame, source.next_frame, passes, gaps)
 
 
 def fold_gaps(rank: int, extents: Iterable[_Extent], next_frame: int) -> list[Gap]:
@@ -239,34 +249,39 @@ class RankFiles:
             listing = self._directory.look()
             self._forget(listing)
             try:
-                tails = tuple(self._tail(name).look() for name in listing.journals)
+                tails = [self._tail(name).look() for name in listing.journals]
             except FileNotFoundError:
                 self._directory.forget()
                 continue
-            return Parts(self.rank, tuple(self._segment(name) for name in listing.segments), tails)
+            sources: list[Segment | Journal] = [self._segment(name) for name in listing.segments]
+            for journal in tails:
+                insort(sources, journal, key=_number)
+            return Parts(self.rank, tuple(sources))
         raise RunFormatError(f"{self._directory.path}: journals come and go too fast to be read")
 
-    def sealed_with(self, number: int) -> tuple[list[Segment], bool]:
-        """The segments that can hold rows of a pass, and whether what isn't sealed can hold some. Opens no file."""
+    def with_pass(self, number: int) -> list[Segment | Journal]:
+        """What can hold rows of a pass, in recorded order. Looks at no more segments than it has to, opens none."""
         listing = self._directory.look()
         names = listing.segments
 
-        def reached(place: int) -> int:
+        def reached(place: int) -> float:
             """The last pass up to there."""
             while place >= 0:
                 if (last := self._segment(names[place]).last_pass) is not None:
                     return last
                 place -= 1
-            return -1
+            return -inf
 
-        found = []
-        for place in range(bisect_left(range(len(names)), number, key=reached), len(names)):
+        if listing.journals and (number >= reached(len(names) - 1) or len(listing.journals) > 1):
+            return [each for each in self.look().sources if isinstance(each, Journal) or each.has_pass(number)]
+        found: list[Segment | Journal] = []
+        for place in range(bisect_left(range(len(names)), float(number), key=reached), len(names)):
             segment = self._segment(names[place])
             if segment.first_pass is not None and segment.first_pass > number:
                 break
             if segment.has_pass(number):
                 found.append(segment)
-        return found, number >= reached(len(names) - 1)
+        return found
 
     def forget(self) -> None:
         """Look at everything anew: something that was listed is gone."""
@@ -311,6 +326,10 @@ def summarize(run_dir: Path, manifest: Manifest) -> tuple[dict[int, dict[str, in
         if not parts.ended:
             gaps.append(parts.open_end("cut"))
     return totals, gaps
+
+
+def _number(source: Segment | Journal) -> int:
+    return source.number if isinstance(source, Journal) else source.first_number
 
 
 def list_segments(run_dir: Path, rank: int) -> list[Segment]:

@@ -17,7 +17,7 @@ from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import to_arrow
+from schedscope.recorder.segment import Segment, to_arrow
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
@@ -329,20 +329,17 @@ def _check_columns(table: Table, columns: Sequence[str] | None) -> None:
 
 
 def _pass_rows(files: RankFiles, number: int) -> dict[str, list[dict[str, Any]]]:
-    segments, perhaps_behind = files.sealed_with(number)
-    journals: Sequence[Journal] = ()
-    if perhaps_behind:
-        parts = files.look()
-        segments = [segment for segment in parts.segments if segment.has_pass(number)]
-        journals = parts.journals
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in BY_PASS:
-        table = TABLES[name]
-        rows = [row for segment in segments for row in _dictionaries(segment.read_pass(table, number))]
-        for journal in journals:
-            rows += [dict(zip(table.names, (files.rank, *row), strict=True)) for row in journal.of_pass(name, number)]
-        found[name] = rows
-    return found
+    sources = files.with_pass(number)
+    return {
+        name: [row for source in sources for row in _rows_of_pass(files, TABLES[name], source, number)]
+        for name in BY_PASS
+    }
+
+
+def _rows_of_pass(files: RankFiles, table: Table, source: Segment | Journal, number: int) -> list[dict[str, Any]]:
+    if isinstance(source, Segment):
+        return _dictionaries(source.read_pass(table, number))
+    return [dict(zip(table.names, (files.rank, *row), strict=True)) for row in source.of_pass(table.name, number)]
 
 
 def _dictionaries(rows: pa.Table) -> list[dict[str, Any]]:

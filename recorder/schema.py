@@ -555,16 +555,18 @@ A run is a directory. Everything in it can be read at any moment, while it is re
 20260131-142500-name/
   manifest.json                    what was recorded: versions, command, configuration, gaps
   rank=0/                          one per scheduler process
-    00000000.p0-999/               a sealed segment, here of passes 0 to 999; never changed again
-      index.json                   rows per table, frames, gaps
+    00000000-00000010.p0-10999/    a merged segment, of 11 journals and passes 0 to 10999; never changed again
+      index.json                   rows per table, frames, gaps, checksums
       steps.parquet passes.parquet decisions.parquet ...
-    00000001.journal               what is not sealed yet; goes away when its segment is there
+    00000011.p11000-11999/         a segment as it was sealed
+    00000012.journal               what is not sealed yet; goes away when its segment is there
 ```
 
 A table without rows in a segment has no file there. Every reader of Parquet can read the sealed part, for
 example DuckDB with `read_parquet('<run>/rank=*/*.p*/passes.parquet', hive_partitioning=false)`; the `schedscope`
 command and `schedscope.recorder.run.Run` add what is in the journals. A directory whose name starts with a dot is
-a segment being written: leave it out.
+a segment being written: leave it out. While a run is recorded, segments whose numbers a merged one covers are about
+to be removed: leave them out too. Of a sealed run there are none.
 
 A record that was lost is a gap. `manifest.json` lists them when the run is sealed, `Run.gaps` at any time.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,13 @@ class Segment:
             found = found.slice(rows[0] - skipped, rows[1] - rows[0])
         return plain(found, schema)
 
+    def chunks(self, table: Table) -> Iterator[pa.Table]:
+        """All rows of a table, a row group at a time."""
+        file = self._open(table)
+        for number in range(len(file.groups)) if file is not None else ():
+            assert file is not None
+            yield plain(file.read(None, [number]), table.arrow)
+
     def read_pass(self, table: Table, number: int) -> pa.Table:
         """The rows of one pass."""
         file = self._open(table)
@@ -211,7 +218,7 @@ def write_segment(journal: Journal) -> Segment:
         first_pass=first,
         last_pass=last,
         ended=journal.ended,
-        rows={},
+        rows={name: len(rows) for name, rows in journal.rows.items()},
         passes=(passes[0][0], passes[-1][0]) if passes else None,
         gaps=journal.gaps if torn is None else [*journal.gaps, torn],
     )
@@ -225,11 +232,11 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
     """Make a segment, durably: it is there whole when this returns, and not at all before.
 
     Args:
-        index: without what follows from the tables' rows.
-        tables: rows by table, in pieces.
+        index: without what follows from the written files.
+        tables: rows by table, in pieces; as many as the index says.
         level: of zstd.
 
-    Raises OSError.
+    Raises OSError, RunFormatError for another number of rows.
     """
     numbers = f"{index.number:08d}" + ("" if index.last_number is None else f"-{index.last_number:08d}")
     passes = "" if index.first_pass is None else f"{index.first_pass}-{index.last_pass}"
@@ -246,6 +253,8 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
         else:
             (temporary / f"{name}.parquet").unlink()
     rows = {name: sum(group.rows for group in facts.groups) for name, facts in files.items()}
+    if rows != {name: count for name, count in index.rows.items() if count}:
+        raise RunFormatError(f"{temporary}: it got {rows} rows instead of {index.rows}")
     index = msgspec.structs.replace(
         index, version=SCHEMA_VERSION, schedscope=own_version(), rows=rows, files=files, checksum=0
     )
