@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 from schedscope.engine.errors import SchedscopeError, UsageError
+from schedscope.recorder.compact import tidy
 from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind, pack
 from schedscope.recorder.hello import Detail, Hello, OnFull, Refusal, Welcome
 from schedscope.recorder.journal import read_journal
@@ -234,6 +235,9 @@ class Companion:
         self._server.join()
         self._to_seal.put(None)
         self._sealer.join()
+        if not self._is_flight_recorder:
+            for rank_log in self._logs.values():
+                tidy(rank_log.directory, grace_s=0.0, final=True)
         try:
             self.manifest = sealed(self.manifest, *summarize(self.run_dir, self.manifest))
             write_manifest(self.run_dir, self.manifest)
@@ -413,6 +417,13 @@ class Companion:
         if self._options.keep is not None and not needed:
             for segment in expire(self.run_dir, journal.rank, self._options.keep, self._age):
                 self._sealed_at.pop(segment.path, None)
+        if not self._is_flight_recorder:
+            tidy(path.parent)
+
+    @property
+    def _is_flight_recorder(self) -> bool:
+        """Whether it lets go of old segments, or may have to tell some apart: then they stay small."""
+        return self._options.keep is not None or bool(self._options.triggers)
 
     def _age(self, segment: Segment) -> float:
         """Seconds since it was sealed."""
