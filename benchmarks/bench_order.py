@@ -99,7 +99,7 @@ class OurQueue:
         ordered = time.perf_counter()
         self.cache.touch_many(ordering.touches)
         end = time.perf_counter()
-        self.queue = [place.request for place in ordering.ranked]
+        self.queue = list(ordering.ranked.requests)
         return ordered - start, end - start
 
 

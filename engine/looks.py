@@ -71,4 +71,4 @@ def _with_prefix(request: Waiting, prefix_len: int) -> Waiting:
     matched = prefix_len if prefix_len < length else max(length - 1, 0)
     if request.prefix_len == prefix_len and request.matched == matched:
         return request
-    return _waiting((*request[:_BEFORE], prefix_len, matched, *request[_AFTER:]))
+    return _waiting(request[:_BEFORE] + (prefix_len, matched) + request[_AFTER:])  # noqa: RUF005 - faster so

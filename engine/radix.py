@@ -262,12 +262,13 @@ class RadixCache:
     def touch_many(self, matches: Sequence[Match]) -> None:
         """`touch` each, in this order. As many of them end alike, and the last touch of a node counts, each is set once."""
         last = dict(zip(map(id, matches), range(len(matches)), strict=True))
-        if any(matches[i].node.whole is not matches[i] for i in last.values()):
+        whole = [(matches[i].node, i) for i in last.values() if matches[i].node.whole is matches[i]]
+        if len(whole) < len(last):
             for match in matches:
                 self.touch(match)
             return
-        for i in last.values():
-            matches[i].node.last_access = self.clock + (i + 1) * _TICK
+        for node, i in whole:
+            node.last_access = self.clock + (i + 1) * _TICK
         self.clock += len(matches) * _TICK
 
     def insert(

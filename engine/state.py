@@ -244,10 +244,11 @@ class SchedulerState:
 
         by_rid = {live.rid: live for live in self.queue}
         self.queue = []
-        for place in plan.ordering.ranked:
-            live = by_rid[place.request.rid]
-            live.waiting = place.request
-            live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
+        for request in plan.ordering.ranked.requests:
+            live = by_rid[request.rid]
+            if live.waiting is not request:
+                live.waiting = request
+                live.prefix_len, live.matched = request.prefix_len, request.matched
             self.queue.append(live)
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
