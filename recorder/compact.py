@@ -91,8 +91,11 @@ def tidy(directory: Path, limits: MergeLimits = MERGE_LIMITS, grace_s: float = G
     try:
         while compact(directory, limits, grace_s, final=final):
             pass
+    except OSError as error:
+        if directory.exists():  # else the run was deleted
+            log.warning("can't merge the segments of %s now; they can be read as they are: %s", directory, error)
     except Exception:
-        log.exception("can't merge the segments of %s; they stay as they are and can be read", directory)
+        log.exception("can't merge the segments of %s; they can be read as they are", directory)
 
 
 def choose(shares: Sequence[float], fan_in: int, *, final: bool) -> tuple[int, int] | None:

@@ -148,6 +148,8 @@ class Companion:
         """Those that are."""
         self._events_seen = 0
         self._keeping = threading.Lock()
+        self._missed = False
+        """The run's directory is gone, and that was said."""
         self._stopping = threading.Event()
         self._stopped = False
         self._server = threading.Thread(target=self._serve, name="schedscope-companion", daemon=True)
@@ -373,6 +375,7 @@ class Companion:
         rank.ring.close()
         if not rank.failing:  # else its last frames are still there, and readers find them
             remove_ring(rank.log.directory)
+            rank.ring.path.unlink(missing_ok=True)
 
     def _change(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -403,8 +406,17 @@ class Companion:
                     self._freeze(item)
                 else:
                     self._seal_journal(item)
+            except (OSError, SchedscopeError) as error:
+                self._warn_of_sealing(item, error)
             except Exception:
                 log.exception("can't seal %s; it stays as it is and can be read", item)
+
+    def _warn_of_sealing(self, item: Path | _Event, error: Exception) -> None:
+        if self.run_dir.exists():
+            log.warning("can't seal %s now; it stays as it is and can be read: %s", item, error)
+        elif not self._missed:
+            log.warning("%s was deleted: what is recorded from now on is lost; serving goes on", self.run_dir)
+            self._missed = True
 
     def _seal_journal(self, path: Path) -> None:
         journal = read_journal(path)
