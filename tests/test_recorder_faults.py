@@ -65,6 +65,8 @@ def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None
             sink.write(pass_frame(count, padding=2_000))
             count += 1
             assert count < 10_000
+            if not companion._open[0].failing:
+                until(lambda: sink._ring.read == sink._ring.written or companion._open[0].failing)
         assert sink.attached, "the server goes on, and so does its recording once there is space"
         kept = count - sink.dropped
         ballast.unlink()
