@@ -32,6 +32,8 @@ ROOT_PRIORITY = -(2**63)
 _TICK = 1 << 20
 # Outdated entries that the eviction heap may hold beyond as many as there are leaves.
 _MAX_STALE = 64
+# Steps of a walk after which it is worth a short cut.
+_LONG_WALK = 4
 
 Memo = TypeVar("Memo")
 
@@ -57,6 +59,7 @@ class Node:
         "hit_count",
         "id",
         "key",
+        "lane",
         "last_access",
         "lock_ref",
         "parent",
@@ -83,6 +86,8 @@ class Node:
         self.priority = ROOT_PRIORITY
         self.evicted = False
         """It is not in the tree any more; nodes above it may be."""
+        self.lane: tuple[bytes, Node] | None = None
+        """A node further down and the tokens that lead to it, from where this node starts. Only walks look at it."""
         self.whole = Match(end, self)
         """The match that ends with this node. Another object as soon as more than this node may match what it did."""
 
@@ -415,14 +420,32 @@ class RadixCache:
         page = self._page_bytes
         stop = len(sequence) - len(sequence) % page
         offset = node.end * TOKEN_BYTES
+        steps = 0
         while offset < stop and (child := node.children.get(edge)) is not None:
-            node, key = child, child.key
-            if not sequence.startswith(key, offset):
-                shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
-                return Match((offset + shared - shared % page) // TOKEN_BYTES, node)
+            lane = child.lane
+            if lane is not None and not lane[1].evicted and sequence.startswith(lane[0], offset):
+                key, node = lane
+            else:
+                key, node = child.key, child
+                if not sequence.startswith(key, offset):
+                    shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+                    return Match((offset + shared - shared % page) // TOKEN_BYTES, node)
+                steps += 1
             offset += len(key)
             edge = sequence[offset : offset + page]
+        if steps > _LONG_WALK:
+            self._lay_lane(node)
         return node.whole
+
+    def _lay_lane(self, node: Node) -> None:
+        """Let the next walk go straight to `node` from where its only children in a row begin."""
+        keys, first = [node.key], node
+        while (parent := first.parent) is not None and parent.parent is not None and len(parent.children) == 1:
+            first = parent
+            keys.append(first.key)
+        key = b"".join(reversed(keys))
+        if first.lane is None or first.lane[1].evicted or len(first.lane[0]) < len(key):
+            first.lane = key, node
 
     def _renew(self, node: Node) -> None:
         """What matched up to this node may match more or less from now on."""
@@ -454,6 +477,7 @@ class RadixCache:
         parent.children[upper.edge] = upper
         lower.parent = upper
         lower.key = lower.key[cut * TOKEN_BYTES :]
+        lower.lane = None
         lower.slots = lower.slots[cut:]
         lower.edge = lower.key[: self._page_bytes]
         upper.children[lower.edge] = lower
