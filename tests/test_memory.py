@@ -108,10 +108,14 @@ def test_an_unchanged_queue_over_an_unchanged_tree_is_not_sorted_again() -> None
     queue = [waiting(i, [1, 2, i]) for i in range(5)]
     first = order(queue, cache, config, processed_tokens=10)
     assert order(tuple(queue), cache, config, processed_tokens=10) is first
-    assert order(queue, cache, config, processed_tokens=11) is not first
-    assert order(queue[1:], cache, config, processed_tokens=10) is not first
+    cache.insert(tokens.encode([7]), b"", array("i", range(1)))
+    assert order(queue, cache, config, processed_tokens=10) is first
     cache.insert(tokens.encode([1, 2]), b"", array("i", range(2)))
-    assert order(queue, cache, config, processed_tokens=10) is not first
+    second = order(queue, cache, config, processed_tokens=10)
+    assert second is not first
+    third = order(queue, cache, config, processed_tokens=11)
+    assert third is not second
+    assert order(queue[1:], cache, config, processed_tokens=11) is not third
 
 
 def test_a_ranking_is_of_the_queue_as_it_was() -> None:

@@ -7,12 +7,13 @@ from array import array
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from schedscope.engine import tokens
+from schedscope.engine import radix, tokens
 from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.radix import Match, Node, RadixCache, namespace
 
@@ -176,6 +177,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 1, 2, 4]),
         policy=st.sampled_from(list(EVICTION_POLICIES)),
+        limit=st.sampled_from([1, 3, 100]),
         places=st.lists(
             st.tuples(
                 st.sampled_from([b"", namespace("a", None), namespace(None, "a")]),
@@ -185,7 +187,9 @@ class CacheMachine(RuleBasedStateMachine):
             max_size=12,
         ),
     )
-    def start(self, page_size: int, policy: str, places: list[Place]) -> None:
+    def start(self, page_size: int, policy: str, limit: int, places: list[Place]) -> None:
+        self.limits = patch.multiple(radix, _LONG_WALK=limit, _MAX_SOUGHT=limit)
+        self.limits.start()
         self.cache = RadixCache(page_size, policy)
         self.model = Model(page_size, policy)
         self.sequences = [(place, tokens.encode(place[1])) for place in places]
@@ -193,6 +197,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.held: list[tuple[Place, Node, Match, array[int]]] = []
         self.kept: list[tuple[Place, bytes, Match]] = []
         self.used_slots = 0
+
+    def teardown(self) -> None:
+        self.limits.stop()
 
     def sequence(self, number: int) -> tuple[Place, bytes]:
         return self.sequences[number % len(self.sequences)]
@@ -296,6 +303,8 @@ class CacheMachine(RuleBasedStateMachine):
             today = self.cache.again(match, packed, place[0])
             assert today == self.cache.match(packed, place[0])
             assert today.length == self.model.matched(place)
+            way = b"".join(node.key for node in self.cache.path(today.node))
+            assert way[: today.length * tokens.TOKEN_BYTES] == packed[: today.length * tokens.TOKEN_BYTES]
             if match.node.whole is match:
                 assert today is match
 
