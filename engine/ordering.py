@@ -452,8 +452,8 @@ def order(
     ranked = Ranking(queue, keys, places, duplicates)
 
     touches = tuple(matches)
-    if shortest == 0 and (cache.disabled or min(map(_PROMPT_LEN, queue), default=0) < cache.page_size):
-        touches = tuple([m for r, m in zip(queue, matches, strict=True) if m.length or _touches(r, cache)])
+    if cache.disabled or (shortest == 0 and min(map(_PROMPT_LEN, queue), default=0) < cache.page_size):
+        touches = tuple([match for r, match in zip(queue, matches, strict=False) if match.length or _touches(r, cache)])
     if not active.cache_aware and queue and _refreshes(config):
         if refresh_calls % config.waiting_prefix_refresh_interval == 0:
             head = ranked.requests[: config.waiting_queue_prefix_match_max]
