@@ -76,11 +76,7 @@ class KVPool:
         surplus = max(self.available - available, 0)
         self.num_pages -= -(-surplus // self.page_size)
 
-    def snapshot(self) -> tuple[int, bytes]:
-        """What tells the free pages: the first fresh one, and those that were freed."""
-        return self._fresh, self._freed.tobytes()
-
-    def restore(self, fresh: int, freed: bytes) -> None:
-        """Undo `snapshot`."""
-        self._fresh = fresh
-        self._freed = array("i", freed)
+    def set_aside(self, available: int) -> None:
+        """Take free pages out of use, as if someone held them, until at most `available` tokens are free."""
+        surplus = max(self.available - available, 0)
+        self._take(-(-surplus // self.page_size))

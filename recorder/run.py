@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
-from schedscope.recorder.journal import BY_PASS
+from schedscope.recorder.journal import BY_PASS, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.parts import Parts, PassRange, is_recorded, list_ranks, list_segments, read_parts
 from schedscope.recorder.schema import TABLES, Table
@@ -106,6 +106,12 @@ class Run:
             for row in batch.to_pylist()
         )
 
+    def parts(self, rank: int) -> list[Part]:
+        """A rank's log in pieces, in recorded order. Raises RunNotFoundError if there is no such rank."""
+        self._check_rank(rank)
+        parts = self._parts(rank)
+        return [*(Part(rank, each) for each in parts.segments), *(Part(rank, each) for each in parts.journals)]
+
     def pass_rows(self, rank: int, number: int) -> dict[str, list[dict[str, Any]]]:
         """Everything about one pass: its rows of `passes`, `decisions`, `steps` and `events`, by table.
 
@@ -182,6 +188,33 @@ class Run:
         lost = [gap for gap in self.gaps if gap.rank == rank and gap.may_hold(number)]
         perhaps = f"; the pass may have been lost ({lost[0].reason})" if lost and number >= 0 else ""
         return f"no pass {number} of rank {rank} in run {self.path}: {has}{perhaps}"
+
+
+class Part:
+    """A stretch of a rank's log: a sealed segment, or a journal that isn't sealed yet.
+
+    `first_pass` and `last_pass` are those that any of its rows belong to, None without any.
+    """
+
+    def __init__(self, rank: int, source: Segment | Journal) -> None:
+        self._rank = rank
+        self._source = source
+        if isinstance(source, Segment):
+            self.first_pass, self.last_pass = source.first_pass, source.last_pass
+        else:
+            self.first_pass, self.last_pass = source.pass_range or (None, None)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Its rows of a table, as recorded. Errors as `Run.table`."""
+        table = _table(name)
+        _check_columns(table, columns)
+        if isinstance(self._source, Segment):
+            piece = self._source.read(table, columns)
+        else:
+            piece = to_arrow(table, self._rank, self._source.rows.get(name, ()))
+        if piece is None:
+            piece = table.arrow.empty_table()
+        return piece if columns is None else piece.select(list(columns))
 
 
 @dataclass(frozen=True, slots=True)

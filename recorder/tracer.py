@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
-from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Event, StepRecord, Tracer
 from schedscope.engine.view import View
+from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import encode_frame
 from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row, state_facts
 from schedscope.recorder.sink import Sink
@@ -189,8 +188,7 @@ class RunTracer(Tracer):
         if scheduler is None or scheduler.passes - self._last_checkpoint < self._checkpoint_every:
             return
         self._last_checkpoint = scheduler.passes
-        packed = msgspec.msgpack.encode(take_snapshot(scheduler))
-        self._put("checkpoints", (self._next_seq(), scheduler.steps - 1, scheduler.passes, packed))
+        self._put("checkpoints", CheckpointWriter().write(scheduler, self._next_seq(), alone=True))
 
     # ---- rows ----------------------------------------------------------------------------------------------
 

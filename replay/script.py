@@ -1,0 +1,157 @@
+"""What a scheduler was fed, as a part of a log tells it: the script that a re-run follows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+from schedscope.engine import tokens
+from schedscope.engine.errors import RunFormatError
+from schedscope.engine.scheduler import Finish
+from schedscope.engine.tokens import TOKEN_BYTES
+from schedscope.recorder.frame import Row
+from schedscope.recorder.schema import TABLES
+
+STIMULI = frozenset({"arrive", "abort", "flush"})
+
+
+class Stimulus(NamedTuple):
+    """Something that reached the scheduler from outside between two steps."""
+
+    seq: int
+    step: int
+    time: float
+    kind: str
+    rid: str | None
+    detail: str | None
+
+
+class Turn(NamedTuple):
+    """A step as it was recorded: all that a re-run needs, and no outcome but its pass."""
+
+    step: int
+    seq: int
+    kind: str
+    pass_number: int | None
+    repeats: int
+    """Idle steps that it stands for."""
+    now: float
+    reports: str | None
+
+
+class Script(NamedTuple):
+    """The stimuli of a part, in recorded order."""
+
+    turns: Sequence[Turn]
+    stimuli: Sequence[Stimulus]
+    prompts: Mapping[int, bytes]
+    """Packed tokens by tick of the arrival."""
+    outputs: Mapping[int, Mapping[str, int]]
+    """Sampled tokens by step and rid."""
+    finishes: Mapping[int, Mapping[str, Finish]]
+    """Why requests ended, by step and rid."""
+    tick: int
+    """Of the last thing in the part; 0 if it is empty."""
+
+
+class Readable(Protocol):
+    """A part of a log."""
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Its rows of a table."""
+
+
+_TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
+_EVENT = ("seq", "step", "time", "kind", "rid", "detail")
+_TOKENS = ("seq", "step", "rid", "position", "ids")
+
+
+def read_script(part: Readable) -> Script:
+    """The script of a part on disk. Raises RunFormatError."""
+    found = part.table("tokens", _TOKENS)
+    ticks, steps, rids, positions = (found.column(name).to_pylist() for name in _TOKENS[:4])
+    prompts = {}
+    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    packed = packed_lists(found.column("ids"))
+    for tick, step, rid, position, ids in zip(ticks, steps, rids, positions, packed, strict=True):
+        if position == 0:
+            prompts[tick] = ids
+        else:
+            outputs[step][rid] = int.from_bytes(ids[-TOKEN_BYTES:], "little")
+    return _script(columns_of(part, "steps", _TURN), columns_of(part, "events", _EVENT), prompts, outputs)
+
+
+def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
+    """The script of a journal's rows. Raises RunFormatError."""
+    prompts = {}
+    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for tick, step, rid, position, ids in rows.get("tokens", ()):
+        if position == 0:
+            prompts[tick] = tokens.encode(ids)
+        else:
+            outputs[step][rid] = ids[-1]
+    return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), prompts, outputs)
+
+
+def columns_of(part: Readable, table: str, names: Sequence[str]) -> Iterable[Row]:
+    """Rows of these columns only."""
+    return zip(*(column.to_pylist() for column in part.table(table, names).columns), strict=True)
+
+
+def packed_lists(column: pa.ChunkedArray) -> list[bytes]:
+    """A column of token ids as packed tokens, without a Python integer per id."""
+    packed = []
+    for chunk in column.chunks:
+        data = memoryview(chunk.values.buffers()[1] or b"").cast("B")
+        if sys.byteorder == "big":
+            ids = array("i", data)
+            ids.byteswap()
+            data = memoryview(ids).cast("B")
+        first = chunk.values.offset
+        ends = [(first + offset) * TOKEN_BYTES for offset in chunk.offsets.to_pylist()]
+        packed += [bytes(data[start:end]) for start, end in pairwise(ends)]
+    return packed
+
+
+def _picked(rows: Mapping[str, Sequence[Row]], table: str, names: Sequence[str]) -> Iterable[Row]:
+    all_names = TABLES[table].names[1:]
+    places = [all_names.index(name) for name in names]
+    return (tuple([row[i] for i in places]) for row in rows.get(table, ()))
+
+
+def _script(
+    steps: Iterable[Row],
+    events: Iterable[Row],
+    prompts: Mapping[int, bytes],
+    outputs: Mapping[int, Mapping[str, int]],
+) -> Script:
+    tick = 0
+    stimuli = []
+    finishes: defaultdict[int, dict[str, Finish]] = defaultdict(dict)
+    for row in events:
+        event = Stimulus(*row)
+        tick = event.seq
+        if event.kind in STIMULI:
+            stimuli.append(event)
+        elif event.kind == "finish":
+            detail = parse_json(event.detail)
+            assert event.rid is not None
+            finishes[event.step][event.rid] = Finish(detail["kind"], detail["detail"])
+    turns = [Turn(*row) for row in steps]
+    if turns:
+        tick = max(tick, turns[-1].seq)
+    return Script(turns, stimuli, prompts, outputs, finishes, tick)
+
+
+def parse_json(text: str | None) -> Any:
+    """A column that holds JSON. Raises RunFormatError."""
+    try:
+        return json.loads(text or "")
+    except (TypeError, ValueError):
+        raise RunFormatError(f"not JSON where it should be: {text!r}") from None
