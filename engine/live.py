@@ -89,5 +89,5 @@ class Live:
 
     def append(self, token: int) -> None:
         """Take one output token."""
-        self.tokens += tokens.encode((token,))
+        self.tokens += token.to_bytes(tokens.TOKEN_BYTES, "little", signed=True)
         self.output_len += 1

@@ -17,7 +17,7 @@ from schedscope.engine import tokens
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import Plan
+from schedscope.engine.decision import Plan, gate
 from schedscope.engine.delayer import DelayerState, Report
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.live import Live
@@ -114,8 +114,8 @@ class SchedulerState:
     def view(self, now: float = 0.0, reports: tuple[Report, ...] = ()) -> View:
         """What a decision may read, frozen."""
         return View(
-            queue=tuple(self._waiting(live) for live in self.queue),
-            running=tuple(self._running(live) for live in self.running),
+            queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
+            running=tuple([self._running(live) for live in self.running]),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -131,10 +131,14 @@ class SchedulerState:
             now=now,
         )
 
+    def gate(self) -> Plan | None:
+        """The plan of a step that a gate ends, from what can be told without a view; None: it needs one."""
+        free_rows = self.config.max_running_requests - self.rows
+        facts = (self.batch_is_full, self.chunked is not None, len(self.queue), len(self.running), free_rows)
+        return gate(self.config, *facts)
+
     @staticmethod
     def _waiting(live: Live) -> Waiting:
-        if live.waiting is not None:
-            return live.waiting
         request = live.request
         live.waiting = Waiting(
             rid=request.rid,
@@ -156,7 +160,7 @@ class SchedulerState:
         return live.waiting
 
     def _running(self, live: Live) -> Running:
-        request = live.request
+        request, page = live.request, self.config.page_size
         return Running(
             rid=request.rid,
             prompt_len=live.prompt_len,
@@ -167,7 +171,7 @@ class SchedulerState:
             routing_key=request.routing_key,
             entry_time=live.entry_time,
             finished=live.finished,
-            private=self._ceil(len(live.row)) - live.protected_len,
+            private=-(-len(live.row) // page) * page - live.protected_len,
             lock=live.lock,
         )
 
@@ -185,10 +189,6 @@ class SchedulerState:
             ignore_eos=live.request.sampling.ignore_eos,
             retracted=live.retracted,
         )
-
-    def _ceil(self, count: int) -> int:
-        page = self.config.page_size
-        return -(-count // page) * page
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
@@ -458,9 +458,10 @@ class SchedulerState:
         """A slot for one more token each."""
         if not self.cache.disabled:
             self.make_room(len(lives) * self.config.page_size)
+        self.pool.extend_each([live.row for live in lives])
         members = []
         for live in lives:
-            self.pool.extend(live.row, live.kv_len + 1)
-            members.append(Member(live, live.kv_len, live.kv_len + 1, True, False))
-            live.kv_len += 1
+            start = live.kv_len
+            live.kv_len = start + 1
+            members.append(Member(live, start, start + 1, True, False))
         return members

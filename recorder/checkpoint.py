@@ -1,7 +1,7 @@
 """Checkpoints: a scheduler's state as a row of the log, from which replay goes on.
 
 Token ids are most of a state, and most of them are in the log already. So a checkpoint says for every token sequence
-where it is written: pieces of prompts in `tokens`, pieces of what this or an earlier checkpoint had to carry. A
+where it is written: pieces of requests in `tokens`, pieces of what this or an earlier checkpoint had to carry. A
 checkpoint that stands alone carries all its tokens itself; later ones may refer to it and to everything behind it, so
 a log whose older parts were deleted can be replayed from the first one that stands alone.
 """
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     """Where a cache node's tokens are written."""
 
     tick: int
-    """Of the prompt or checkpoint that holds them."""
+    """Of the arrival or checkpoint that holds them."""
     first: int
     """Where what is known of the node's path begins in it, tokens."""
     end: int
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     """In the sequence, tokens."""
     tick: int
     offset: int
-    """In the prompt or checkpoint of that tick, tokens."""
+    """In the request that arrived then, or in what the checkpoint carried then, tokens."""
     length: int
 
 
@@ -55,12 +55,15 @@ class CheckpointWriter:
     def __init__(self, since: int | None = None) -> None:
         self._since = since
         self._places: dict[Node, Place] = {}
+        self._arrivals: dict[Live, int] = {}
+        """Requests that came since then, and when: `tokens` has their prompts and outputs."""
         self._pieces: dict[Live, list[Piece]] = {}
+        """Requests that were there before."""
 
     def arrived(self, live: Live, tick: int) -> None:
         """A request came whose prompt is in `tokens` under this tick."""
         if self._since is not None:
-            self._pieces[live] = [Piece(0, tick, 0, live.prompt_len)]
+            self._arrivals[live] = tick
 
     def write(self, scheduler: Scheduler, tick: int, *, alone: bool) -> Row:
         """The row of a checkpoint, as `checkpoints` in `schedscope.recorder.schema`. To be made between two steps.
@@ -72,17 +75,19 @@ class CheckpointWriter:
         if alone or self._since is None:
             self._since = tick
             self._places.clear()
+            self._arrivals.clear()
             self._pieces.clear()
         cache = scheduler.state.cache
         nodes = list(cache.nodes())
         held = held_requests(scheduler)
         carried = bytearray()
-        self._place_prompts(cache)
+        self._place_sequences(cache)
         self._places = self._place_nodes(nodes, tick, carried)
-        self._pieces = {live: self._place_request(live, cache, tick, carried) for live in held}
+        pieces = [self._place_request(live, cache, tick, carried) for live in held]
+        self._arrivals = {live: self._arrivals[live] for live in held if live in self._arrivals}
+        self._pieces = {live: each for live, each in zip(held, pieces, strict=True) if live not in self._arrivals}
 
         placed = [self._places[node] for node in nodes]
-        pieces = list(self._pieces.values())
         sources = sorted({place.tick for place in placed} | {piece.tick for each in pieces for piece in each})
         index = {source: i for i, source in enumerate(sources)}
         state = {
@@ -98,9 +103,10 @@ class CheckpointWriter:
         packed = msgspec.msgpack.encode(state)
         return tick, scheduler.steps, scheduler.passes, self._since, packed, tokens.decode(bytes(carried))
 
-    def _place_prompts(self, cache: RadixCache) -> None:
-        """Find the nodes that requests of since then have left in the cache."""
-        for live, pieces in self._pieces.items():
+    def _place_sequences(self, cache: RadixCache) -> None:
+        """Find the nodes that requests have left in the cache."""
+        arrived = [(live, [_whole(live, tick)]) for live, tick in self._arrivals.items()]
+        for live, pieces in (*self._pieces.items(), *arrived):
             match = cache.match(live.tokens, live.space)
             node = cache.resolve(match)
             while node.parent is not None:
@@ -123,6 +129,9 @@ class CheckpointWriter:
         return places
 
     def _place_request(self, live: Live, cache: RadixCache, tick: int, carried: bytearray) -> list[Piece]:
+        arrival = self._arrivals.get(live)
+        if arrival is not None:
+            return [_whole(live, arrival)]
         pieces = self._pieces.get(live)
         if pieces is None:
             pieces = self._cached_pieces(live, cache)
@@ -142,6 +151,11 @@ class CheckpointWriter:
             length = min(node.end, match.length) - node.start
             pieces.append(Piece(node.start, place.tick, place.end - len(node), length))
         return pieces
+
+
+def _whole(live: Live, tick: int) -> Piece:
+    """All of a request that arrived then."""
+    return Piece(0, tick, 0, live.length)
 
 
 def _place_in(pieces: Iterable[Piece], node: Node) -> Place | None:
@@ -175,15 +189,15 @@ class Checkpoint:
 
     @property
     def sources(self) -> list[int]:
-        """Ticks of the prompts and checkpoints that hold its tokens."""
+        """Ticks of the arrivals and checkpoints that hold its tokens."""
         return list(self._state["sources"])
 
     def unpack(self, texts: Mapping[int, bytes]) -> Snapshot:
         """The state.
 
         Args:
-            texts: per source the packed tokens of that prompt, or those that checkpoint carried. Raises KeyError if
-                one is missing.
+            texts: per source the packed prompt and outputs of the request that arrived then, or what the checkpoint
+                carried. Raises KeyError if one is missing.
         """
         found = [texts[tick] for tick in self._state["sources"]]
         nodes = self._state["nodes"]

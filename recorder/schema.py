@@ -465,8 +465,8 @@ _CHECKPOINTS = Table(
             "state",
             _BINARY,
             "msgpack",
-            "The state. Its token ids are given as pieces of `sources`: rows of `tokens` with a prompt and rows of "
-            "this table, by tick.",
+            "The state. Its token ids are given as pieces of `sources`, by tick: of a request that arrived then, its "
+            "prompt and outputs in `tokens`; of a checkpoint, what it carried.",
         ),
         Column(
             "carried", _IDS, None, "Token ids of the state that neither `tokens` nor a checkpoint has `since` then."

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
@@ -25,6 +26,7 @@ from schedscope.recorder.run import Part, Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.rebuild import Rebuild, reports_of
 from schedscope.replay.script import Turn, columns_of, packed_lists, read_script
+from schedscope.replay.sequences import Sequences
 
 
 class Moment(NamedTuple):
@@ -188,16 +190,19 @@ class Replayer:
             raise self._unreadable(f"its checkpoint before pass {start.pass_number} is broken: {error!r}") from None
 
     def _texts(self, start: Start, wanted: set[int]) -> dict[int, bytes]:
-        """The token sequences of these ticks."""
-        texts: dict[int, bytes] = {}
-        for i in range(start.part, -1, -1):
-            part = self.parts[i]
-            if not wanted - texts.keys():
-                break
-            texts |= _lists_of(part, "checkpoints", "carried", wanted)
-            if wanted - texts.keys():
-                texts |= _lists_of(part, "tokens", "ids", wanted)
-        return texts
+        """What is written under these ticks: sequences of requests, and what checkpoints carried."""
+        first = start.part
+        texts = _carried(self.parts[first], wanted)
+        while first and start.since not in self._ticks(first):
+            first -= 1
+            texts |= _carried(self.parts[first], wanted)
+        sequences = Sequences(wanted - texts.keys(), start.tick)
+        for part in self.parts[first : start.part + 1]:
+            sequences.read(part)
+        return texts | sequences.take()
+
+    def _ticks(self, part: int) -> set[int]:
+        return {each.tick for each in self._checkpoints(part)}
 
     # ---- the iterator --------------------------------------------------------------------------------------
 
@@ -258,12 +263,8 @@ class Replayer:
         return RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
 
 
-def _lists_of(part: Part, table: str, column: str, ticks: set[int]) -> dict[int, bytes]:
-    """Lists of token ids by tick, of those rows only."""
-    found = part.table(table, ("seq", "position", column) if table == "tokens" else ("seq", column))
-    seqs = found.column("seq").to_pylist()
-    rows = [i for i, seq in enumerate(seqs) if seq in ticks]
-    if table == "tokens":
-        positions = found.column("position")
-        rows = [i for i in rows if positions[i].as_py() == 0]
-    return dict(zip([seqs[i] for i in rows], packed_lists(found.column(column).take(pa.array(rows, pa.int64()))), strict=True))
+def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
+    """What the checkpoints of these ticks carried."""
+    found = part.table("checkpoints", ("seq", "carried"))
+    found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
+    return dict(zip(found.column("seq").to_pylist(), packed_lists(found.column("carried")), strict=True))

@@ -32,10 +32,10 @@ _STEP_WORK = 8
 """A step without any row costs as much as so many rows."""
 _TOKENS_PER_WORK = 64
 """So many token ids are read in the time of a row."""
-_REPEAT = 2
+_REPEAT = 32
 """Parts begin with a checkpoint that stands alone once this many times as many rows and token ids were recorded as the
 last of them carried: so they stay a small share of the log."""
-_ALONE_S = 60.0
+_ALONE_S = 300.0
 """Or after this time, seconds of the scheduler's clock: so that a log which keeps its last minutes can be replayed."""
 
 log = logging.getLogger("schedscope.replay")
@@ -111,6 +111,7 @@ class Shadow:
             if self._work >= self._limit:
                 made.append(self._checkpoint(alone=False))
         ids = sum(len(prompt) for prompt in script.prompts.values()) // tokens.TOKEN_BYTES
+        ids += sum(len(sampled) for sampled in script.outputs.values())
         self._work += ids // _TOKENS_PER_WORK
         self._recorded += ids
 
