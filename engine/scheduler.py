@@ -180,13 +180,13 @@ class Scheduler:
         Args:
             finishes: why requests end with this token, by rid.
         """
-        state = self.state
+        state, on_output = self.state, self.tracer.on_output
         for member, token in zip(batch.members, sampled, strict=True):
             if token is None:
                 continue
             live = member.live
             live.append(token)
-            self.tracer.on_output(live, token)
+            on_output(live, token)
             if live.output_len == 1:
                 self.tracer.on_event(Event("first_token", now, live.rid))
             finish = finishes.get(live.rid)

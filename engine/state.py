@@ -161,18 +161,19 @@ class SchedulerState:
 
     def _running(self, live: Live) -> Running:
         request, page = live.request, self.config.page_size
-        return Running(
-            rid=request.rid,
-            prompt_len=live.prompt_len,
-            output_len=live.output_len,
-            max_new_tokens=request.sampling.max_new_tokens,
-            ignore_eos=request.sampling.ignore_eos,
-            priority=live.priority,
-            routing_key=request.routing_key,
-            entry_time=live.entry_time,
-            finished=live.finished,
-            private=-(-len(live.row) // page) * page - live.protected_len,
-            lock=live.lock,
+        sampling = request.sampling
+        return Running(  # by position, which is faster: this runs for every request in every pass
+            request.rid,
+            live.prompt_len,
+            live.output_len,
+            sampling.max_new_tokens,
+            sampling.ignore_eos,
+            live.priority,
+            request.routing_key,
+            live.entry_time,
+            live.finished,
+            -(-len(live.row) // page) * page - live.protected_len,
+            live.lock,
         )
 
     def _chunked(self) -> Chunked | None:
@@ -244,13 +245,14 @@ class SchedulerState:
         if plan.ordering is None or plan.admission is None:
             return None
 
-        by_rid = {live.rid: live for live in self.queue}
-        self.queue = []
-        for place in plan.ordering.ranked:
-            live = by_rid[place.request.rid]
-            live.waiting = place.request
-            live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
-            self.queue.append(live)
+        before = self.queue
+        by_rid = {live.request.rid: live for live in before}
+        self.queue = [before[place.position] for place in plan.ordering.ranked]
+        for live, place in zip(self.queue, plan.ordering.ranked, strict=True):
+            request = place.request
+            if live.waiting is not request:
+                live.waiting = request
+                live.prefix_len, live.matched = request.prefix_len, request.matched
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
         for match in plan.ordering.touches:
@@ -279,8 +281,8 @@ class SchedulerState:
             by_rid[self.chunked.rid] = self.chunked
         joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
-            rids = {live.rid for live in joining}
-            self.queue = [live for live in self.queue if live.rid not in rids]
+            gone = set(joining)
+            self.queue = [live for live in self.queue if live not in gone]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now)
@@ -445,7 +447,7 @@ class SchedulerState:
     def decode_room(self, lives: Iterable[Live]) -> int:
         """Tokens, whole pages, that the next decode of these requests allocates."""
         page = self.config.page_size
-        return sum(1 for live in lives if live.kv_len % page == 0) * page
+        return sum([live.kv_len % page == 0 for live in lives]) * page
 
     def fits_decode(self, lives: Sequence[Live]) -> bool:
         """Whether these requests can decode one token each, after evicting what can go."""

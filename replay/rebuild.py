@@ -60,7 +60,7 @@ class Rebuild:
         if step.batch is None:
             return
         outputs = script.outputs.get(turn.step, {})
-        sampled = [None if member.unfinished else outputs.get(member.live.rid) for member in step.batch.members]
+        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in step.batch.members]
         scheduler.commit(step.batch, sampled, script.finishes.get(turn.step, {}), now)
 
     def _stimulate(self, stimulus: Stimulus, script: Script) -> None:

@@ -24,8 +24,9 @@ from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Part, Run
 from schedscope.recorder.tracer import RunTracer
+from schedscope.replay.columns import packed_lists, rows_of, values_of
 from schedscope.replay.rebuild import Rebuild, reports_of
-from schedscope.replay.script import Turn, columns_of, packed_lists, read_script
+from schedscope.replay.script import Turn, read_script
 from schedscope.replay.sequences import Sequences
 
 
@@ -162,7 +163,7 @@ class Replayer:
         return True
 
     def _checkpoints(self, part: int) -> list[Start]:
-        rows = columns_of(self.parts[part], "checkpoints", ("seq", "step", "pass", "since"))
+        rows = rows_of(self.parts[part], "checkpoints", ("seq", "step", "pass", "since"))
         return sorted(Start(part, *row) for row in rows)
 
     def _stands(self, start: Start) -> bool:
@@ -267,4 +268,4 @@ def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
     """What the checkpoints of these ticks carried."""
     found = part.table("checkpoints", ("seq", "carried"))
     found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
-    return dict(zip(found.column("seq").to_pylist(), packed_lists(found.column("carried")), strict=True))
+    return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine import tokens
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Finish
-from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.recorder.frame import Row
 from schedscope.recorder.schema import TABLES
+from schedscope.replay.columns import Readable, first_items, packed_lists, rows_of, values_of
 
 STIMULI = frozenset({"arrive", "abort", "flush"})
 
@@ -60,13 +58,6 @@ class Script(NamedTuple):
     """Of the last thing in the part; 0 if it is empty."""
 
 
-class Readable(Protocol):
-    """A part of a log."""
-
-    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Its rows of a table."""
-
-
 _TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
 _EVENT = ("seq", "step", "time", "kind", "rid", "detail")
 _TOKENS = ("seq", "step", "rid", "position", "ids")
@@ -75,16 +66,19 @@ _TOKENS = ("seq", "step", "rid", "position", "ids")
 def read_script(part: Readable) -> Script:
     """The script of a part on disk. Raises RunFormatError."""
     found = part.table("tokens", _TOKENS)
-    ticks, steps, rids, positions = (found.column(name).to_pylist() for name in _TOKENS[:4])
-    prompts = {}
-    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
-    packed = packed_lists(found.column("ids"))
-    for tick, step, rid, position, ids in zip(ticks, steps, rids, positions, packed, strict=True):
-        if position == 0:
-            prompts[tick] = ids
-        else:
-            outputs[step][rid] = int.from_bytes(ids[-TOKEN_BYTES:], "little")
-    return _script(columns_of(part, "steps", _TURN), columns_of(part, "events", _EVENT), prompts, outputs)
+    begins = pc.equal(found.column("position"), 0)
+    prompts = found.filter(begins)
+    texts = dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
+    said = found.filter(pc.invert(begins))
+    steps, rids = values_of(said.column("step")), values_of(said.column("rid"))
+    ids = first_items(said.column("ids"))
+    ends = [i for i, (step, after) in enumerate(pairwise(steps), start=1) if step != after]
+    outputs = {
+        steps[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
+        for start, end in pairwise([0, *ends, len(steps)])
+        if start < end
+    }
+    return _script(rows_of(part, "steps", _TURN), rows_of(part, "events", _EVENT), texts, outputs)
 
 
 def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
@@ -97,26 +91,6 @@ def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
         else:
             outputs[step][rid] = ids[-1]
     return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), prompts, outputs)
-
-
-def columns_of(part: Readable, table: str, names: Sequence[str]) -> Iterable[Row]:
-    """Rows of these columns only."""
-    return zip(*(column.to_pylist() for column in part.table(table, names).columns), strict=True)
-
-
-def packed_lists(column: pa.ChunkedArray) -> list[bytes]:
-    """A column of token ids as packed tokens, without a Python integer per id."""
-    packed = []
-    for chunk in column.chunks:
-        data = memoryview(chunk.values.buffers()[1] or b"").cast("B")
-        if sys.byteorder == "big":
-            ids = array("i", data)
-            ids.byteswap()
-            data = memoryview(ids).cast("B")
-        first = chunk.values.offset
-        ends = [(first + offset) * TOKEN_BYTES for offset in chunk.offsets.to_pylist()]
-        packed += [bytes(data[start:end]) for start, end in pairwise(ends)]
-    return packed
 
 
 def _picked(rows: Mapping[str, Sequence[Row]], table: str, names: Sequence[str]) -> Iterable[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from schedscope.replay.script import Readable, packed_lists
+from schedscope.replay.columns import Readable, packed_lists, values_of
 
 _COLUMNS = ("seq", "rid", "position", "ids")
 
@@ -38,7 +38,7 @@ class Sequences:
         rids = pa.concat_arrays([pa.array(self._growing, pa.string()), *rows.filter(arrived).column("rid").chunks])
         rows = rows.filter(pc.is_in(rows.column("rid"), rids))
         wanted = set(self._wanted.to_pylist())
-        columns = (rows.column(name).to_pylist() for name in _COLUMNS[:3])
+        columns = (values_of(rows.column(name)) for name in _COLUMNS[:3])
         for tick, rid, position, ids in zip(*columns, packed_lists(rows.column("ids")), strict=True):
             if position == 0:
                 self._growing.pop(rid, None)
