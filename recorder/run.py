@@ -10,12 +10,13 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
 from schedscope.recorder.journal import BY_PASS, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.parts import Parts, PassRange, is_recorded, list_ranks, list_segments, read_parts
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment, Within, to_arrow
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
@@ -204,14 +205,18 @@ class Part:
         else:
             self.first_pass, self.last_pass = source.pass_range or (None, None)
 
-    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Its rows of a table, as recorded. Errors as `Run.table`."""
+    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
+        """Its rows of a table, as recorded; only row groups with rows `within` are read. Errors as `Run.table`."""
         table = _table(name)
         _check_columns(table, columns)
+        piece = None
         if isinstance(self._source, Segment):
-            piece = self._source.read(table, columns)
-        else:
-            piece = to_arrow(table, self._rank, self._source.rows.get(name, ()))
+            piece = self._source.read(table, columns, within)
+        elif rows := self._source.rows.get(name):
+            piece = to_arrow(table, self._rank, rows)
+            if within is not None:
+                index = piece.column(within.column)
+                piece = piece.filter(pc.and_(pc.greater_equal(index, within.first), pc.less_equal(index, within.last)))
         if piece is None:
             piece = table.arrow.empty_table()
         return piece if columns is None else piece.select(list(columns))

@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.frame import SCHEMA_VERSION, Row
@@ -46,6 +47,14 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     passes: tuple[int, int] | None
     """First and last row of `passes`: rows of other tables may reach further."""
     gaps: list[Gap] = []
+
+
+class Within(NamedTuple):
+    """Some rows of a table: those with a column from `first` to `last`."""
+
+    column: str
+    first: int
+    last: int
 
 
 class Segment:
@@ -85,10 +94,12 @@ class Segment:
         """The file with the table's rows; None if there are none."""
         return self.path / f"{table.name}.parquet" if self.index.rows.get(table.name) else None
 
-    def read(self, table: Table, columns: Sequence[str] | None = None) -> pa.Table | None:
+    def read(self, table: Table, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table | None:
         """Its rows of a table, None if there are none. Raises RunFormatError, naming the file."""
         path = self.file(table)
-        return None if path is None else _read(path, table, columns)
+        if path is None or within is None:
+            return None if path is None else _read(path, table, columns)
+        return _read_within(path, table, table.names if columns is None else columns, within)
 
     def read_pass(self, table: Table, number: int) -> pa.Table | None:
         """The rows of one pass. Raises RunFormatError, naming the file."""
@@ -144,6 +155,22 @@ def write_segment(journal: Journal) -> Segment:
     sync(directory)
     journal.path.unlink(missing_ok=True)
     return Segment(path, journal.number, first, last)
+
+
+def _read_within(path: Path, table: Table, columns: Sequence[str], within: Within) -> pa.Table:
+    """Only those rows, from only those row groups that may hold one."""
+    index = table.names.index(within.column)
+    try:
+        with pq.ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            ranges = [file.metadata.row_group(i).column(index).statistics for i in groups]
+            hits = [i for i, r in enumerate(ranges) if r is None or (r.min <= within.last and r.max >= within.first)]
+            found = file.read_row_groups(hits, columns=list(dict.fromkeys((*columns, within.column))))
+    except (OSError, pa.ArrowException, TypeError) as error:
+        raise RunFormatError(f"{path}: not a readable Parquet file: {error}") from None
+    value = found.column(within.column)
+    found = found.filter(pc.and_(pc.greater_equal(value, within.first), pc.less_equal(value, within.last)))
+    return found.select(list(columns))
 
 
 def _read(path: Path, table: Table, columns: Sequence[str] | None, filters: Any = None) -> pa.Table:

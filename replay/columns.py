@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.recorder.frame import Row
+from schedscope.recorder.segment import Within
 
 _FORMATS = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
@@ -19,13 +20,13 @@ _FORMATS = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 class Readable(Protocol):
     """A part of a log."""
 
-    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
         """Its rows of a table."""
 
 
-def rows_of(part: Readable, table: str, names: Sequence[str]) -> Iterable[Row]:
+def rows_of(part: Readable, table: str, names: Sequence[str], within: Within | None = None) -> Iterable[Row]:
     """A part's rows of a table, these columns only."""
-    return zip(*(values_of(column) for column in part.table(table, names).columns), strict=True)
+    return zip(*(values_of(column) for column in part.table(table, names, within).columns), strict=True)
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
@@ -67,5 +68,5 @@ def first_items(column: pa.ChunkedArray) -> list[int]:
 def _numbers(chunk: pa.Array, letter: str) -> list[Any]:
     if not len(chunk):
         return []
-    values = memoryview(chunk.buffers()[1]).cast("B").cast(letter)
-    return values[chunk.offset : chunk.offset + len(chunk)].tolist()
+    values: Any = memoryview(chunk.buffers()[1]).cast("B")
+    return list(values.cast(letter)[chunk.offset : chunk.offset + len(chunk)])

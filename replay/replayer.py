@@ -26,7 +26,7 @@ from schedscope.recorder.run import Part, Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
 from schedscope.replay.rebuild import Rebuild, reports_of
-from schedscope.replay.script import Turn, read_script
+from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
 
 
@@ -212,14 +212,13 @@ class Replayer:
         recollection = _Recollection()
         rebuild = self.rebuild(start, recollection)
         recollection.attach(rebuild.scheduler)
-        for part in self.parts[start.part :]:
-            script = read_script(part)
-            try:
+        try:
+            for script in self._scripts(start):
                 for turn in rebuild.turns(script):
                     rebuild.take(turn, script)
                     yield Replayed(turn, recollection.take())
-            except RunFormatError as error:
-                raise self._unreadable(str(error)) from None
+        except RunFormatError as error:
+            raise self._unreadable(str(error)) from None
 
     def at(self, number: int) -> Moment:
         """The scheduler just before pass `number`.
@@ -234,8 +233,7 @@ class Replayer:
             raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
         rebuild = self.rebuild(start)
         try:
-            for part in self.parts[start.part :]:
-                script = read_script(part)
+            for script in self._scripts(start, number):
                 for turn in rebuild.turns(script):
                     if turn.pass_number is not None and turn.pass_number >= number:
                         return self._look(rebuild, turn, number)
@@ -243,6 +241,17 @@ class Replayer:
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
         raise self._no_pass(number)
+
+    def _scripts(self, start: Start, number: int | None = None) -> Iterator[Script]:
+        """What was fed from a place to begin on, up to the step of a pass if a number is given."""
+        for i, part in enumerate(self.parts[start.part :]):
+            after = start.tick if i == 0 else 0
+            until = None
+            if number is not None:
+                until = next((tick for tick, made in rows_of(part, "steps", ("seq", "pass")) if made == number), None)
+            yield from read_scripts(part, after, until)
+            if until is not None:
+                return
 
     def _look(self, rebuild: Rebuild, turn: Turn, number: int) -> Moment:
         scheduler = rebuild.scheduler

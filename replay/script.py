@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Finish
 from schedscope.recorder.frame import Row
 from schedscope.recorder.schema import TABLES
+from schedscope.recorder.segment import Within
 from schedscope.replay.columns import Readable, first_items, packed_lists, rows_of, values_of
 
 STIMULI = frozenset({"arrive", "abort", "flush"})
@@ -58,14 +60,35 @@ class Script(NamedTuple):
     """Of the last thing in the part; 0 if it is empty."""
 
 
+_STEPS = 2_048
+"""Steps of a piece."""
+_FOREVER = 2**62
+
 _TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
 _EVENT = ("seq", "step", "time", "kind", "rid", "detail")
 _TOKENS = ("seq", "step", "rid", "position", "ids")
 
 
-def read_script(part: Readable) -> Script:
-    """The script of a part on disk. Raises RunFormatError."""
-    found = part.table("tokens", _TOKENS)
+def read_scripts(part: Readable, after: int = 0, until: int | None = None) -> Iterator[Script]:
+    """The script of a part on disk, in pieces that fit into memory whatever the part's size.
+
+    Args:
+        after: tick behind which to begin.
+        until: tick of the last step that is of interest.
+
+    Raises RunFormatError.
+    """
+    ticks = values_of(part.table("steps", ("seq",)).column("seq"))
+    begin, end = bisect_right(ticks, after), len(ticks) if until is None else bisect_right(ticks, until)
+    ends = [*ticks[begin + _STEPS - 1 : end : _STEPS], _FOREVER if until is None else until]
+    for first, last in pairwise([after, *ends]):
+        if first < last:
+            yield _read_script(part, Within("seq", first + 1, last))
+
+
+def _read_script(part: Readable, within: Within) -> Script:
+    # An output has the tick of what was told before it, which may be the step before.
+    found = part.table("tokens", _TOKENS, within._replace(first=within.first - 1))
     begins = pc.equal(found.column("position"), 0)
     prompts = found.filter(begins)
     texts = dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
@@ -78,7 +101,7 @@ def read_script(part: Readable) -> Script:
         for start, end in pairwise([0, *ends, len(steps)])
         if start < end
     }
-    return _script(rows_of(part, "steps", _TURN), rows_of(part, "events", _EVENT), texts, outputs)
+    return _script(rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within), texts, outputs)
 
 
 def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pyarrow as pa
 import pyarrow.compute as pc
+from schedscope.recorder.segment import Within
 from schedscope.replay.columns import Readable, packed_lists, values_of
 
 _COLUMNS = ("seq", "rid", "position", "ids")
@@ -19,9 +18,9 @@ class Sequences:
         until: tick of the moment.
     """
 
-    def __init__(self, wanted: Iterable[int], until: int) -> None:
+    def __init__(self, wanted: set[int], until: int) -> None:
         self._wanted = pa.array(wanted, pa.int64())
-        self._until = until
+        self._within = Within("seq", min(wanted, default=until), until)
         self._found: dict[int, bytearray] = {}
         self._growing: dict[str, int] = {}
         """Arrival of the request that has an rid now."""
@@ -30,8 +29,7 @@ class Sequences:
         """Take in the next part of the log."""
         if not len(self._wanted):
             return
-        rows = part.table("tokens", _COLUMNS)
-        rows = rows.filter(pc.less_equal(rows.column("seq"), self._until))
+        rows = part.table("tokens", _COLUMNS, self._within)
         begins = pc.equal(rows.column("position"), 0)
         arrived = pc.and_(begins, pc.is_in(rows.column("seq"), self._wanted))
         # An rid may come again: all that begin under one of these are looked at, few of them in vain.
