@@ -192,9 +192,11 @@ class Replayer:
 
     def _texts(self, start: Start, wanted: set[int]) -> dict[int, bytes]:
         """What is written under these ticks: sequences of requests, and what checkpoints carried."""
+        if not wanted:
+            return {}
         first = start.part
         texts = _carried(self.parts[first], wanted)
-        while first and start.since not in self._ticks(first):
+        while first and not any(tick <= min(wanted) for tick in self._ticks(first)):
             first -= 1
             texts |= _carried(self.parts[first], wanted)
         sequences = Sequences(wanted - texts.keys(), start.tick)
