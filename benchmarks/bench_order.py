@@ -97,8 +97,7 @@ class OurQueue:
         start = time.perf_counter()
         ordering = order(self.queue, self.cache, self.config, processed_tokens=PROCESSED_TOKENS, policy=self.policy)
         ordered = time.perf_counter()
-        for match in ordering.touches:
-            self.cache.touch(match)
+        self.cache.touch_many(ordering.touches)
         end = time.perf_counter()
         self.queue = [place.request for place in ordering.ranked]
         return ordered - start, end - start
@@ -233,8 +232,7 @@ def measure_step(workload: Workload, repeat: int) -> Json:
         state.admit_to_queue(Live(Request(rid=rid, prompt=tokens.encode(ids)), 0), entry_time)
     for _ in range(2):
         ordering = order(state.view().queue, state.cache, config, policy=state.policy)
-        for match in ordering.touches:
-            state.cache.touch(match)
+        state.cache.touch_many(ordering.touches)
         for live, place in zip(state.queue, sorted(ordering.ranked, key=lambda place: place.position), strict=True):
             live.prefix_len, live.matched = place.request.prefix_len, place.request.matched
     view = state.view()

@@ -18,7 +18,8 @@ from schedscope.cli.options import LogDir
 from schedscope.cli.output import console, errors
 from schedscope.cli.replay import DIVERGENT, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
-from schedscope.recorder.companion import Companion
+from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.replay.summary import Summary, summarize
@@ -52,7 +53,8 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     url = f"http://127.0.0.1:{words[1].partition('=')[2]}"
     run_dir = create_run(log or default_log_dir(), "demo", command=words)
     console.print(f"[bold]1. Serving[/] a small model on this CPU: [dim]schedscope record -- {' '.join(words)}[/]")
-    with Companion.start(run_dir) as companion, (run_dir / "server.log").open("wb") as server_log:
+    options = Options(detail=Detail(level="full"))
+    with Companion.start(run_dir, options) as companion, (run_dir / "server.log").open("wb") as server_log:
         server = subprocess.Popen(
             [sys.executable, "-m", "schedscope.cli.main", *words],
             env={**os.environ, **companion.environment()},

@@ -3,28 +3,112 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
+from cyclopts import Parameter
 from schedscope.cli.options import LogDir
 from schedscope.cli.output import errors, gap_words
 from schedscope.engine.errors import ServerError, UsageError
-from schedscope.recorder.companion import Companion
+from schedscope.recorder.companion import Companion, Durability, Options
+from schedscope.recorder.control import Control
+from schedscope.recorder.hashing import KEY_BYTES
+from schedscope.recorder.hello import Detail, Level, OnFull, Tokens
+from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.salvage import salvage
+from schedscope.recorder.trigger import Trigger
 
 NOT_FOUND = 127
 OWN_COMMANDS = ("serve",)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def record(*command: str, log: LogDir = None, name: str | None = None) -> int:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class How:
+    """How to record."""
+
+    level: Level = "decisions"
+    """How much: `steps` and requests; `passes`, and what it takes to re-run them; `decisions`: what each pass said
+    about each request; `full`: what happened in the cache, too."""
+    sample: int = 1
+    """Keep the decisions of every N-th pass only. All passes can still be re-run."""
+    tokens: Tokens = "full"
+    """`full`: token ids; `hashed`: keyed hashes of whole pages; `none`: nothing, and nothing can be re-run."""
+    tokens_key: Path | None = None
+    """File with the key of the hashes, 16 to 64 bytes; by default a random one that is forgotten."""
+    on_full: OnFull = "drop"
+    """When the disk can't keep up and the buffer is full: `drop` records, which shows as a gap, or `block` the
+    server."""
+    buffer: str = "32MB"
+    """Memory per scheduler for what is not written yet."""
+    durability: Durability = "process"
+    """What survives: that all processes are killed, or with `power` also a loss of power, but for the last 0.1 s."""
+    keep: str | None = None
+    """Be a flight recorder: keep the last 10m, 2h or 2GB only."""
+    keep_when: Annotated[list[str] | None, Parameter(negative="")] = None
+    """SQL condition on requests as they end, such as 'ttft_ms > 2000', or on 'passes: queue_len > 100': what lies
+    around it is made a run of its own. So it is on SIGUSR1. Can be repeated."""
+    keep_before: float = 60.0
+    """Seconds kept before such an event."""
+    keep_after: float = 10.0
+    """Seconds kept behind it."""
+    control: str | None = None
+    """[HOST:]PORT on which to take `POST /keep` and `GET /status` over HTTP."""
+
+    def options(self) -> Options:
+        """The same for the companion. Raises UsageError."""
+        if self.sample < 1:
+            raise UsageError("--sample: at least 1")
+        if min(self.keep_before, self.keep_after) < 0:
+            raise UsageError("--keep-before and --keep-after: at least 0")
+        keep = None if self.keep is None else parse_keep(self.keep)
+        return Options(
+            detail=Detail(level=self.level, sample=self.sample, tokens=self.tokens),
+            key=self._key(),
+            on_full=self.on_full,
+            buffer=parse_size(self.buffer),
+            durability=self.durability,
+            limits=LIMITS if keep is None and not self.keep_when else _SHORT,
+            keep=keep,
+            triggers=tuple(Trigger(text) for text in self.keep_when or ()),
+            before_s=self.keep_before,
+            after_s=self.keep_after,
+        )
+
+    def _key(self) -> bytes:
+        if self.tokens != "hashed":
+            if self.tokens_key is not None:
+                raise UsageError("--tokens-key: only with --tokens hashed")
+            return b""
+        if self.tokens_key is None:
+            return secrets.token_bytes(KEY_BYTES)
+        try:
+            key = self.tokens_key.read_bytes()
+        except OSError as error:
+            raise UsageError(f"--tokens-key: can't read {self.tokens_key}: {error.strerror}") from None
+        if not 16 <= len(key) <= 64:
+            raise UsageError(f"--tokens-key: {self.tokens_key} has {len(key)} bytes; 16 to 64 are needed")
+        return key
+
+
+_SHORT = Limits(seconds=5.0)
+"""Segments for a flight recorder: how exactly it keeps and drops."""
+
+
+def record(*command: str, log: LogDir = None, name: str | None = None, how: How = How()) -> int:
     """Run a command and record every scheduling pass of the schedulers it starts.
 
     Ctrl-C and SIGTERM go to the command; when it has ended, the run is sealed. Prints the run's path as its last
@@ -39,10 +123,12 @@ def record(*command: str, log: LogDir = None, name: str | None = None) -> int:
     """
     if not command:
         raise UsageError("record: give the command to run, such as: schedscope record -- serve --port 30000")
+    options = how.options()
+    salvage()
     run_dir = create_run(log or default_log_dir(), name or Path(command[0]).name, command=list(command))
     try:
-        code = run_recorded(command, run_dir)
-    except ServerError:
+        code = run_recorded(command, run_dir, options, how.control)
+    except (ServerError, UsageError):
         shutil.rmtree(run_dir)
         raise
     summary = Run.open(run_dir)
@@ -57,16 +143,19 @@ def record(*command: str, log: LogDir = None, name: str | None = None) -> int:
     return code
 
 
-def run_recorded(command: Sequence[str], run_dir: Path) -> int:
+def run_recorded(command: Sequence[str], run_dir: Path, options: Options, control: str | None = None) -> int:
     """Run a command with a companion that records it into `run_dir`; returns its exit code.
 
-    Raises ServerError for a command that can't be started.
+    Raises ServerError for a command that can't be started, UsageError for a control that can't listen.
     """
     words = list(command)
     if words[0] in OWN_COMMANDS:
         words = [sys.executable, "-m", "schedscope.cli.main", *words]
-    with Companion.start(run_dir) as companion:
+    with Companion.start(run_dir, options) as companion, ExitStack() as stack:
+        if control is not None:
+            errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)
         environment = {**os.environ, **companion.environment()}
+        signal.signal(signal.SIGUSR1, lambda *_: companion.keep("SIGUSR1"))
         with _passing_signals_on() as children:
             try:
                 # A group of its own: a terminal's Ctrl-C then reaches it once, through us.

@@ -196,11 +196,13 @@ def _run(
     from schedscope.recorder.hello import Description, Source
     from schedscope.recorder.manifest import own_version
     from schedscope.recorder.sink import open_sink
+    from schedscope.recorder.standalone import ensure_companion
     from schedscope.recorder.tracer import RunTracer
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     path = None if model_path is None else str(model_path)
     model = load_model(path, device=device, dtype=dtype, seed=config.random_seed)
+    ensure_companion()
     tracers: list[RunTracer | None] = []
     for rank in range(config.dp_size):
         described = Description(source=Source("engine", own_version()), config=config.to_dict(), model=model.name)

@@ -10,14 +10,17 @@ Source: `schedule_policy.py` of SGLang 0.5.23, faults included.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import is_, itemgetter, neg
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from schedscope.engine.chance import RandomState, shuffle
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.dedup import Duplicate, find_duplicates
+from schedscope.engine.dedup import Duplicate, Herds, find_duplicates
 from schedscope.engine.errors import ConfigError
+from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
 from schedscope.engine.view import Running, Waiting
 
@@ -168,6 +171,20 @@ class Facts(NamedTuple):
     random_state: RandomState | None
 
 
+_PREFIX_LEN, _MATCHED = (itemgetter(Waiting._fields.index(name)) for name in ("prefix_len", "matched"))
+_LENGTH = itemgetter(0)
+
+
+Made = TypeVar("Made")
+
+
+def _maker(kind: type[Made]) -> Callable[[tuple[object, ...]], Made]:
+    """`kind._make` without the step through Python that takes most of its time."""
+    return cast("Callable[[tuple[object, ...]], Made]", partial(tuple.__new__, cast("type[Any]", kind)))
+
+
+_ranked = _maker(Ranked)
+
 Keyed = tuple[Sequence[Key] | None, RandomState | None]
 """A key per queue position, or None to leave the queue as it is; and chance afterwards."""
 
@@ -187,6 +204,8 @@ class Policy(NamedTuple):
     limited: bool
     """Whether it gives up above `waiting_queue_prefix_match_max` waiting requests."""
     keys: KeyFunction
+    steady: bool = False
+    """Whether its keys follow from the queue, the matches and `processed_tokens` alone."""
     extension: bool = False
     """schedscope's own, not SGLang's."""
 
@@ -199,44 +218,49 @@ def _fcfs(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts)
     return keys, facts.random_state
 
 
+def _negative_matched(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None]) -> list[float]:
+    """Minus the matched tokens; infinite when deprioritized."""
+    if not any(duplicates):
+        return list(map(neg, map(_MATCHED, queue)))
+    return [-r.matched if duplicate is None else math.inf for r, duplicate in zip(queue, duplicates, strict=True)]
+
+
 def _lpm(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    keys = [
-        LpmKey(-r.matched if duplicate is None else math.inf, i)
-        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
-    ]
-    return keys, facts.random_state
+    matched = _negative_matched(queue, duplicates)
+    return list(map(_maker(LpmKey), zip(matched, range(len(queue)), strict=True))), facts.random_state
 
 
 def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     branches = dfs_branches(facts.cache, facts.matches)
-    return [DfsWeightKey(branch, i) for i, branch in enumerate(branches)], facts.random_state
+    return list(map(_maker(DfsWeightKey), zip(branches, range(len(branches)), strict=True))), facts.random_state
 
 
 def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    keys = []
-    for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True)):
-        uncached = max(0, r.prompt_len - r.matched)
+    now = facts.processed_tokens
+    ratios = []
+    for r, duplicate in zip(queue, duplicates, strict=True):
+        uncached = r.prompt_len - r.matched
         if duplicate is not None:
-            ratio = math.inf
-        elif uncached == 0:
-            ratio = -math.inf
+            ratios.append(math.inf)
+        elif uncached <= 0:
+            ratios.append(-math.inf)
         else:
-            ratio = -(max(0, facts.processed_tokens - r.arrival_processed_tokens) / uncached)
-        keys.append(HrrnKey(ratio, r.rid, i))
-    return keys, facts.random_state
+            ratios.append(-(max(0, now - r.arrival_processed_tokens) / uncached))
+    rids = [r.rid for r in queue]
+    return list(map(_maker(HrrnKey), zip(ratios, rids, range(len(queue)), strict=True))), facts.random_state
 
 
 def shortest_prefill_work(request: Waiting) -> int:
     """Tokens that shortest-prefill-first expects to compute for a request, at least 1."""
-    return max(1, request.length - request.matched)
+    return max(1, request.prompt_len + request.output_len - request.matched)
 
 
 def _shortest_prefill_first(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    keys = [
-        ShortestPrefillKey(duplicate is not None, shortest_prefill_work(r), r.entry_time, i)
-        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
-    ]
-    return keys, facts.random_state
+    held_back = [duplicate is not None for duplicate in duplicates]
+    work = [shortest_prefill_work(r) for r in queue]
+    entered = [r.entry_time for r in queue]
+    rows = zip(held_back, work, entered, range(len(queue)), strict=True)
+    return list(map(_maker(ShortestPrefillKey), rows)), facts.random_state
 
 
 def _lof(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
@@ -266,25 +290,24 @@ def _routing_key(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 
 def _priority(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign
-    keys = [
-        PriorityMatchKey(r.priority * sign, -r.matched if duplicate is None else math.inf, r.entry_time, i)
-        for i, (r, duplicate) in enumerate(zip(queue, duplicates, strict=True))
-    ]
-    return keys, facts.random_state
+    priorities = [r.priority * sign for r in queue]
+    entered = [r.entry_time for r in queue]
+    rows = zip(priorities, _negative_matched(queue, duplicates), entered, range(len(queue)), strict=True)
+    return list(map(_maker(PriorityMatchKey), rows)), facts.random_state
 
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("lpm", True, True, _lpm),
-        Policy("dfs-weight", True, False, _dfs_weight),
-        Policy("hrrn", True, True, _hrrn),
-        Policy("shortest-prefill-first", True, False, _shortest_prefill_first),
+        Policy("lpm", True, True, _lpm, steady=True),
+        Policy("dfs-weight", True, False, _dfs_weight, steady=True),
+        Policy("hrrn", True, True, _hrrn, steady=True),
+        Policy("shortest-prefill-first", True, False, _shortest_prefill_first, steady=True),
         Policy("fcfs", False, False, _fcfs),
         Policy("lof", False, False, _lof),
         Policy("random", False, False, _random),
         Policy("routing-key", False, False, _routing_key),
-        Policy("priority", True, False, _priority, extension=True),
+        Policy("priority", True, False, _priority, steady=True, extension=True),
     )
 }
 
@@ -341,43 +364,67 @@ def order(
         active = POLICIES["fcfs"]
         fallback = "queue_too_long"
 
-    matches: list[Match] = []
+    last = cache.memo(LastPass)
+    inputs = configured, active, config, cache.version, processed_tokens, random_state, refresh_calls
+    if active.steady and last.ordering is not None and last.is_of(queue, inputs):
+        return last.ordering
+    given = queue
+    matches: Sequence[Match] = []
+    shortest = 0
     duplicates: Sequence[Duplicate | None] = [None] * len(queue)
     if active.cache_aware:
-        matches = cache.match_many([(request.tokens, request.space) for request in queue])
-        looked: list[Waiting] = []
-        for request, match in zip(queue, matches, strict=True):
-            prefix_len = matched = 0 if config.radix_force_miss else match.length
-            if matched >= request.length:
-                matched = max(request.length - 1, 0)
-            if prefix_len != request.prefix_len or matched != request.matched:
-                request = request._replace(prefix_len=prefix_len, matched=matched)
-            looked.append(request)
-        queue = looked
-        duplicates = find_duplicates(queue, config)
+        queue, matches = cache.memo(Looks).look(queue, cache, config.radix_force_miss)
+        shortest = 0 if config.radix_force_miss else min(map(_LENGTH, matches), default=0)
+        if shortest <= config.in_batch_prefix_caching_check_threshold:
+            duplicates = find_duplicates(queue, config, cache.memo(Herds))
 
     # Above the limit SGLang doesn't sort at all, not even by priority.
     keys: Sequence[Key] | None = None
     if fallback != "queue_too_long":
-        hits = [Match(0, cache.root)] * len(queue) if config.radix_force_miss else matches
+        hits = [cache.root.whole] * len(queue) if config.radix_force_miss else matches
         facts = Facts(config, cache, running, processed_tokens, hits, random_state)
         keys, random_state = active.keys(queue, duplicates, facts)
     if keys is None:
         keys = [QueueKey(i) for i in range(len(queue))]
         places: Sequence[int] = range(len(queue))
     else:
-        places = sorted(range(len(queue)), key=keys.__getitem__)
-    ranked = tuple(Ranked(queue[i], keys[i], i, duplicates[i]) for i in places)
+        places = _sorted_places(keys)
+    ranked = tuple(map(_ranked, zip(queue, keys, range(len(queue)), duplicates, strict=True)))
+    ranked = tuple(map(ranked.__getitem__, places))
 
-    touches = [
-        match for request, match in zip(queue, matches, strict=False) if match.length or _touches(request, cache)
-    ]
+    touches = tuple(matches)
+    if shortest == 0 and active.cache_aware:
+        touches = tuple([m for r, m in zip(queue, matches, strict=True) if m.length or _touches(r, cache)])
     if not active.cache_aware and queue and _refreshes(config):
         if refresh_calls % config.waiting_prefix_refresh_interval == 0:
             head = [ranked[i].request for i in range(min(len(ranked), config.waiting_queue_prefix_match_max))]
-            touches += [cache.match(r.tokens, r.space) for r in reversed(head) if _touches(r, cache)]
+            touches += tuple([cache.match(r.tokens, r.space) for r in reversed(head) if _touches(r, cache)])
         refresh_calls += 1
-    return Ordering(configured.name, active.name, fallback, ranked, tuple(touches), random_state, refresh_calls)
+    ordering = Ordering(configured.name, active.name, fallback, ranked, touches, random_state, refresh_calls)
+    if active.steady:
+        last.queue, last.inputs, last.ordering = given, inputs, ordering
+    return ordering
+
+
+class LastPass:
+    """An unchanged queue over an unchanged tree isn't sorted again: what a pass read and what came of it."""
+
+    def __init__(self) -> None:
+        self.queue: Sequence[Waiting] = ()
+        self.inputs: tuple[object, ...] = ()
+        self.ordering: Ordering | None = None
+
+    def is_of(self, queue: Sequence[Waiting], inputs: tuple[object, ...]) -> bool:
+        """Whether it had these very requests and the same inputs."""
+        return inputs == self.inputs and len(queue) == len(self.queue) and all(map(is_, queue, self.queue))
+
+
+def _sorted_places(keys: Sequence[Key]) -> Sequence[int]:
+    """Queue positions by key. Field by field from the last one: stable sorts of plain values beat tuple comparison."""
+    places = list(range(len(keys)))
+    for field in reversed(range(len(keys[0]) - 1) if keys else ()):
+        places.sort(key=list(map(itemgetter(field), keys)).__getitem__)
+    return places
 
 
 def _touches(request: Waiting, cache: RadixCache) -> bool:
@@ -393,39 +440,71 @@ def _refreshes(config: SchedulerConfig) -> bool:
     )
 
 
-def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[tuple[tuple[float, float], ...]]:
+Step = tuple[Node, int]
+"""A place at which matches end or part: a node, and the tokens up to there."""
+Branches = tuple[tuple[float, float], ...]
+_OWN = (math.inf, math.inf)
+"""After all branches."""
+
+
+def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[Branches]:
     """For each match its way down the tree, as sort keys: heavier branches first, a node's own requests last.
 
     Only the places count at which requests part, so a key is short however deep the tree. A match that ends inside
     a node stands where the split that SGLang makes there would put it.
     """
-    ends = [(cache.resolve(match), match.length) for match in matches]
+    requests = Counter(map(id, matches))
+    distinct = {id(match): match for match in matches}
+    ends: dict[int, Step] = {key: (cache.resolve(match), match.length) for key, match in distinct.items()}
     cuts: dict[Node, list[int]] = {}
-    for node, length in sorted(set(ends), key=lambda end: -end[1]):
+    for node, length in sorted(set(ends.values()), key=lambda end: -end[1]):
         if length < node.end:
             cuts.setdefault(node, []).append(length)
-
-    ways: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
-    weights: defaultdict[tuple[Node, int], int] = defaultdict(int)
-    for end, requests in Counter(ends).items():
-        ways[end] = _way_up(*end, cuts)
-        for step in ways[end]:
-            weights[step] += requests
-
-    branches: dict[tuple[Node, int], tuple[tuple[float, float], ...]] = {}
-    for end, way in ways.items():
-        levels: list[tuple[float, float]] = []
-        weight = 0
-        for step in reversed(way):
-            if weights[step] != weight:
-                weight = weights[step]
-                levels.append((-weight, step[0].creation))
-        branches[end] = (*levels, (math.inf, math.inf))
-    return [branches[end] for end in ends]
+    weights: Counter[Step] = Counter()
+    for key, end in ends.items():
+        weights[end] += requests[key]
+    branches = _part([_Way(_way_down(*end, cuts), end, weight) for end, weight in weights.items()])
+    return list(map({key: branches[end] for key, end in ends.items()}.__getitem__, map(id, matches)))
 
 
-def _way_up(node: Node, length: int, cuts: Mapping[Node, Sequence[int]]) -> list[tuple[Node, int]]:
-    """Where a match ends and what is above it: nodes, and the places inside them at which other matches end."""
+class _Way(NamedTuple):
+    steps: Sequence[Step]
+    """From the first node below the root."""
+    end: Step
+    weight: int
+    """Requests that go it to the end."""
+
+
+def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
+    """Branches by end: a level wherever some of the ways part."""
+    branches: dict[Step, Branches] = {}
+    together: list[tuple[Sequence[_Way], int, Branches]] = [(ways, 0, ())]
+    while together:
+        ways, depth, above = together.pop()
+        groups: dict[Step | None, list[_Way]] = {}
+        for way in ways:
+            groups.setdefault(way.steps[depth] if depth < len(way.steps) else None, []).append(way)
+        for step, group in groups.items():
+            below = above
+            if step is not None:
+                below = (*above, (-sum([way.weight for way in group]), step[0].creation))
+            if len(group) == 1:
+                branches[group[0].end] = (*below, _OWN)
+            else:
+                together.append((group, _fork(group, depth + 1), below))
+    return branches
+
+
+def _fork(ways: Sequence[_Way], depth: int) -> int:
+    """The depth from `depth` on at which not all ways take the same step."""
+    first, shortest = ways[0].steps, min([len(way.steps) for way in ways])
+    while depth < shortest and all([way.steps[depth] == first[depth] for way in ways]):
+        depth += 1
+    return depth
+
+
+def _way_down(node: Node, length: int, cuts: Mapping[Node, Sequence[int]]) -> list[Step]:
+    """From the root to where a match ends: nodes, and the places inside them at which other matches end."""
     way = []
     while node.parent is not None:
         if length == node.end:
@@ -434,4 +513,5 @@ def _way_up(node: Node, length: int, cuts: Mapping[Node, Sequence[int]]) -> list
             way += [(node, cut) for cut in cuts[node] if cut <= length]
         node = node.parent
         length = node.end
+    way.reverse()
     return way

@@ -4,9 +4,9 @@ Reading and changing are apart. `match` and `pin_cost` only read, so a decision,
 them at any time without changing what is evicted next. `touch` does what SGLang's match does as a side effect:
 it splits the node in which the match ends and makes the path recent.
 
-Looking again is cheap: `match_many` remembers where sequences ended, and as tokens never change under a node, that
-answer stands until the node is evicted or a child carries on the sequence. Touching is cheap too: only leaves are
-evicted, so only the end of a path has to be marked.
+Looking again is cheap: tokens never change under a node, so a match that takes in a whole node stands until that node
+is evicted or gets another child. The node then gets another `whole`, and who kept the old one can tell (see `again`).
+Touching is cheap too: only leaves are evicted, so only the end of a path has to be marked.
 
 A node spans the tokens `parent.end .. end` of every sequence below it. `end` never changes: a split gives the
 *upper* half to a new node, so a `Match` taken before a split still names the right place after it.
@@ -19,8 +19,8 @@ from __future__ import annotations
 import heapq
 import json
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from schedscope.engine import tokens
 from schedscope.engine.eviction import EvictionKey, eviction_key
@@ -32,6 +32,17 @@ ROOT_PRIORITY = -(2**63)
 _TICK = 1 << 20
 # Outdated entries that the eviction heap may hold beyond as many as there are leaves.
 _MAX_STALE = 64
+
+Memo = TypeVar("Memo")
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a sequence."""
+
+    length: int
+    """Tokens, whole pages."""
+    node: Node
+    """The node in which the match ends (it may go on beyond), the root if nothing matches."""
 
 
 class Node:
@@ -51,6 +62,7 @@ class Node:
         "parent",
         "priority",
         "slots",
+        "whole",
     )
 
     def __init__(self, node_id: int, parent: Node | None, edge: bytes, key: bytes, end: int) -> None:
@@ -71,6 +83,8 @@ class Node:
         self.priority = ROOT_PRIORITY
         self.evicted = False
         """It is not in the tree any more; nodes above it may be."""
+        self.whole = Match(end, self)
+        """The match that ends with this node. Another object as soon as more than this node may match what it did."""
 
     @property
     def start(self) -> int:
@@ -85,15 +99,6 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node(id={self.id}, {self.start}..{self.end}, lock={self.lock_ref})"
-
-
-class Match(NamedTuple):
-    """The longest cached prefix of a sequence."""
-
-    length: int
-    """Tokens, whole pages."""
-    node: Node
-    """The node in which the match ends (it may go on beyond), the root if nothing matches."""
 
 
 class Inserted(NamedTuple):
@@ -156,33 +161,51 @@ class RadixCache:
         self._heap: list[tuple[EvictionKey, int, Node]] = []
         """Every leaf, under a key that was its own once. Keys only grow, except under mru, so the first entry whose
         key is still right is the least. Nodes that are no longer leaves stay until they come up."""
-        self._ends: dict[int, tuple[bytes, bytes, Match]] = {}
-        """Of the sequences last looked for together, by identity: itself, namespace and match."""
+        self.version = 0
+        """Grows with every change that may change a match."""
+        self._memos: dict[type[Any], Any] = {}
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     def match(self, sequence: bytes, space: bytes = b"", limit: int | None = None) -> Match:
         """Longest cached prefix of `sequence`, of at most `limit` tokens, in whole pages. Changes nothing."""
-        match = self._unchanged(sequence, space) or self._walk(sequence, space)
-        if limit is not None and match.length > limit:
-            match = Match(limit - limit % self.page_size, match.node)
-            match = Match(match.length, self.resolve(match))
-        return match
+        match = self._walk(sequence, space + sequence[: self._page_bytes], self.root)
+        return match if limit is None else self.cut(match, limit)
 
-    def match_many(self, sequences: Iterable[tuple[bytes, bytes]]) -> list[Match]:
-        """`match` of each sequence in its namespace, and remember until the next call where they ended.
+    def cut(self, match: Match, limit: int) -> Match:
+        """At most `limit` tokens of a match, in whole pages."""
+        if match.length <= limit:
+            return match
+        match = Match(limit - limit % self.page_size, match.node)
+        return Match(match.length, self.resolve(match))
 
-        To look for one of these very objects again takes the same short time whatever its length, until the tree
-        changes where it ended. What is remembered never changes an answer.
+    def again(self, match: Match, sequence: bytes, space: bytes) -> Match:
+        """What `match` gives today for a sequence for which it gave this before.
+
+        The same object if that is the `whole` of its node still; else it goes on from where it ended, not from the root.
         """
-        ends = {}
-        matches = []
-        for sequence, space in sequences:
-            match = self._unchanged(sequence, space) or self._walk(sequence, space)
-            matches.append(match)
-            ends[id(sequence)] = sequence, space, match
-        self._ends = ends
-        return matches
+        length, node = match
+        if node.whole is match:
+            return match
+        if length == node.end and not node.evicted and node.parent is not None:
+            edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
+            return self._walk(sequence, edge, node) if edge in node.children else node.whole
+        while node.evicted:
+            assert node.parent is not None
+            node = node.parent
+        length = min(length, node.end)
+        node = self.resolve(Match(length, node))
+        if length < node.end:
+            return Match(length, node)
+        edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
+        return self._walk(sequence, edge if node.parent else space + edge, node)
+
+    def memo(self, kind: type[Memo]) -> Memo:
+        """An object of this class that lives with the cache: for those who read it often, to be faster next time."""
+        memo: Memo | None = self._memos.get(kind)
+        if memo is None:
+            memo = self._memos[kind] = kind()
+        return memo
 
     def resolve(self, match: Match) -> Node:
         """The node that spans the last matched token today, after splits that came since."""
@@ -236,6 +259,17 @@ class RadixCache:
         node.last_access = self._tick()
         return node
 
+    def touch_many(self, matches: Sequence[Match]) -> None:
+        """`touch` each, in this order. As many of them end alike, and the last touch of a node counts, each is set once."""
+        last = dict(zip(map(id, matches), range(len(matches)), strict=True))
+        if any(matches[i].node.whole is not matches[i] for i in last.values()):
+            for match in matches:
+                self.touch(match)
+            return
+        for i in last.values():
+            matches[i].node.last_access = self.clock + (i + 1) * _TICK
+        self.clock += len(matches) * _TICK
+
     def insert(
         self,
         sequence: bytes,
@@ -279,6 +313,7 @@ class RadixCache:
             leaf.slots = slots[existing : stop // TOKEN_BYTES]
             leaf.priority = priority
             node.children[edge] = leaf
+            self._renew(node)
             self.evictable += len(leaf)
             self._update_leaf(node)
             self._update_leaf(leaf)
@@ -323,6 +358,7 @@ class RadixCache:
             parent = node.parent
             assert parent is not None
             node.evicted = True
+            self._renew(node)
             parent.last_access = max(parent.last_access, node.last_access - 1)
             del self._leaves[node_id]
             del parent.children[node.edge]
@@ -354,6 +390,7 @@ class RadixCache:
         parent = node.parent
         assert parent is not None
         parent.children[node.edge] = node
+        self._renew(parent)
         if node.lock_ref:
             self.protected += len(node)
         else:
@@ -372,38 +409,24 @@ class RadixCache:
 
     # ---- inner ---------------------------------------------------------------------------------------------
 
-    def _walk(self, sequence: bytes, space: bytes) -> Match:
-        """Match from the root."""
+    def _walk(self, sequence: bytes, edge: bytes, node: Node) -> Match:
+        """The match of a sequence that leads through `node` and goes on with `edge` below it."""
         page = self._page_bytes
         stop = len(sequence) - len(sequence) % page
-        node, offset = self.root, 0
-        edge = space + sequence[:page]
+        offset = node.end * TOKEN_BYTES
         while offset < stop and (child := node.children.get(edge)) is not None:
             node, key = child, child.key
             if not sequence.startswith(key, offset):
                 shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
-                offset += shared - shared % page
-                break
+                return Match((offset + shared - shared % page) // TOKEN_BYTES, node)
             offset += len(key)
             edge = sequence[offset : offset + page]
-        return Match(offset // TOKEN_BYTES, node)
+        return node.whole
 
-    def _unchanged(self, sequence: bytes, space: bytes) -> Match | None:
-        """The remembered match if it ends with a node that lives on, below which the sequence still doesn't go on.
-
-        A node's tokens and those above it never change, so nothing else has to be looked at.
-        """
-        end = self._ends.get(id(sequence))
-        if end is None or end[0] is not sequence or end[1] != space:
-            return None
-        match = end[2]
-        length, node = match
-        if length != node.end or node.evicted or node.parent is None:
-            return None
-        offset = length * TOKEN_BYTES
-        if node.children and sequence[offset : offset + self._page_bytes] in node.children:
-            return None
-        return match
+    def _renew(self, node: Node) -> None:
+        """What matched up to this node may match more or less from now on."""
+        node.whole = Match(node.end, node)
+        self.version += 1
 
     def _tick(self) -> int:
         self.clock += _TICK
@@ -433,6 +456,7 @@ class RadixCache:
         lower.slots = lower.slots[cut:]
         lower.edge = lower.key[: self._page_bytes]
         upper.children[lower.edge] = lower
+        self._renew(lower)
         lower.last_access = self._tick()
         return upper
 

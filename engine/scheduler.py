@@ -180,13 +180,12 @@ class Scheduler:
         Args:
             finishes: why requests end with this token, by rid.
         """
-        state, on_output = self.state, self.tracer.on_output
-        for member, token in zip(batch.members, sampled, strict=True):
-            if token is None:
-                continue
+        state = self.state
+        taken = [(member, token) for member, token in zip(batch.members, sampled, strict=True) if token is not None]
+        self.tracer.on_outputs([member.live for member, _ in taken], [token for _, token in taken])
+        for member, token in taken:
             live = member.live
             live.append(token)
-            on_output(live, token)
             if live.output_len == 1:
                 self.tracer.on_event(Event("first_token", now, live.rid))
             finish = finishes.get(live.rid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
 from schedscope.engine.view import Waiting
 
@@ -24,7 +25,9 @@ class ScratchCache:
         self.disabled = base.disabled
         self.nothing = Match(0, base.root)
         self._base = base
-        self._history: list[tuple[str, Match]] = [("touch", match) for match in touches]
+        self._touches = touches
+        self._history: list[tuple[str, Match]] = []
+        """What the pass did since, as long as there is no copy."""
         self._evictable = base.evictable
         self._pinned: dict[int, int] = {}
         """Node id to the depth up to which this pass locked it."""
@@ -40,7 +43,7 @@ class ScratchCache:
 
     def match(self, request: Waiting, limit: int) -> Match:
         """Longest cached prefix of a waiting request."""
-        return self._base.match(request.tokens, request.space, limit)
+        return self._base.cut(self._base.memo(Looks).find(request, self._base), limit)
 
     def touch(self, match: Match) -> None:
         """Note a look-up."""
@@ -104,7 +107,7 @@ class ScratchCache:
 
     def _fork(self) -> None:
         self._base, self._twins = self._base.fork()
-        for kind, match in self._history:
+        for kind, match in [*(("touch", match) for match in self._touches), *self._history]:
             twin = Match(match.length, self._twins[match.node.id])
             if kind == "touch":
                 self._base.touch(twin)

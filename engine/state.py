@@ -255,8 +255,7 @@ class SchedulerState:
                 live.prefix_len, live.matched = request.prefix_len, request.matched
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
-        for match in plan.ordering.touches:
-            self.cache.touch(match)
+        self.cache.touch_many(plan.ordering.touches)
 
         preempted: list[Live] = []
         locks: dict[str, Node] = {}

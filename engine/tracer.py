@@ -6,6 +6,7 @@ it does can reach a decision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from schedscope.engine.batch import Batch
@@ -81,8 +82,8 @@ class Tracer:
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """A step's batch is formed; the forward comes next."""
 
-    def on_output(self, live: Live, token: int) -> None:
-        """An output token was taken in."""
+    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
+        """Tokens, one for each request, are about to be taken in."""
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """A request is gone."""

@@ -18,7 +18,7 @@ from schedscope.engine.radix import Node, RadixCache
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import Snapshot, held_requests, pack_facts
 from schedscope.engine.tokens import TOKEN_BYTES
-from schedscope.recorder.frame import Row
+from schedscope.recorder.rows import Row
 
 
 class Place(NamedTuple):

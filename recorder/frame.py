@@ -8,6 +8,7 @@ writer numbers its frames from 0 without a hole; whatever gets lost, and whereve
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import zlib
@@ -17,13 +18,23 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from schedscope.engine import tokens
+from schedscope.recorder.rows import Row, decision_hash, decision_rows
 
 SCHEMA_VERSION = 1
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
 
-Row = tuple[Any, ...]
 Rows = dict[str, list[Row]]
 """Rows per table, positional as in `schedscope.recorder.schema`, without the rank."""
+
+DECIDED = "decided"
+"""Beside the tables, a frame may hold packed decisions: one per row of its `passes`, empty where none is kept."""
+HAPPENED = "happened"
+"""Rows of `events` whose details are not JSON text yet."""
+PROMPTS = "prompts"
+"""Rows of `tokens` whose ids are packed by `schedscope.engine.tokens`."""
+OUTPUTS = "outputs"
+"""A row of `tokens` per request of a batch: tick, step, and rids, positions and ids as columns."""
 
 MARK = b"\xc1SSF"
 """Begins every frame. 0xc1 occurs neither in UTF-8 nor as a msgpack type."""
@@ -37,6 +48,7 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
+_encode = msgspec.msgpack.Encoder().encode
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -51,6 +63,10 @@ class Kind(IntEnum):
     """First in a journal: whose it is."""
     HELLO = 3
     """First on a connection: who writes."""
+    WELCOME = 4
+    """The answer to it."""
+    REFUSAL = 5
+    """The other answer."""
 
 
 class Header(NamedTuple):
@@ -63,6 +79,14 @@ class Header(NamedTuple):
     length: int
     """Of the payload, bytes."""
     checksum: int
+
+
+class Body(NamedTuple):
+    """What a writer hands over: a frame that has no number yet."""
+
+    payload: bytes
+    passes: int
+    """Passes recorded in it."""
 
 
 class Frame(NamedTuple):
@@ -93,18 +117,20 @@ class MalformedRowsError(ValueError):
     """A payload that doesn't follow the schema. Says table, row and column."""
 
 
-def encode_frame(rows: Mapping[str, Sequence[Row]]) -> bytes:
-    r"""Pack rows into a frame with ordinal 0. The rows are not checked against the schema here; readers do that.
+def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
+    r"""Pack rows. They are not checked against the schema here; readers do that.
+
+    Beside tables, `DECIDED`, `HAPPENED`, `PROMPTS` and `OUTPUTS` may be there.
 
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
-    integers beyond 64 bits, TypeError for values that msgpack doesn't know, ValueError beyond `MAX_PAYLOAD`.
+    integers beyond 64 bits, TypeError for values that msgpack doesn't know.
     """
     try:
-        payload = msgspec.msgpack.encode(rows)
+        payload = _encode(rows)
     except UnicodeEncodeError:
-        payload = msgspec.msgpack.encode(_without_surrogates(rows))
+        payload = _encode(_without_surrogates(rows))
     passes = rows.get("passes")
-    return pack(Kind.ROWS, payload, passes=len(passes) if passes else 0)
+    return Body(payload, len(passes) if passes else 0)
 
 
 def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
@@ -114,10 +140,9 @@ def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes
     return _header(kind, min(passes, _MAX_PASSES), ordinal, len(payload), zlib.crc32(payload)) + payload
 
 
-def stamp(frame: bytes, ordinal: int) -> bytes:
-    """The same frame with its number. Reads and checks the header only."""
-    kind, passes, _, length, checksum = parse_header(frame)
-    return _header(kind, passes, ordinal, length, checksum) + frame[HEADER_BYTES:]
+def stamp(body: Body, ordinal: int) -> bytes:
+    """The frame with that number. Raises ValueError beyond `MAX_PAYLOAD`."""
+    return pack(Kind.ROWS, body.payload, ordinal, body.passes)
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
@@ -195,10 +220,34 @@ def decode(payload: bytes) -> Rows:
     Raises MalformedRowsError.
     """
     try:
-        rows = _decoder().decode(payload)
+        found = _decoder().decode(payload)
+        rows = {table: values for table in found.__struct_fields__ if (values := getattr(found, table))}
+        return unpack(rows)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRowsError(_located(str(error))) from None
-    return {table: values for table in rows.__struct_fields__ if (values := getattr(rows, table))}
+
+
+def unpack(rows: dict[str, list[Any]]) -> Rows:
+    """The same rows, with what was left packed on the scheduler's thread as rows of tables.
+
+    Raises msgspec.DecodeError for a decision that can't be unpacked.
+    """
+    if happened := rows.pop(HAPPENED, None):
+        texts = ((*row, None if detail is None else _json(detail)) for *row, detail in happened)
+        rows.setdefault("events", []).extend(texts)
+    if prompts := rows.pop(PROMPTS, None):
+        rows.setdefault("tokens", []).extend((*row, tokens.decode(ids)) for *row, ids in prompts)
+    for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
+        columns = zip(rids, positions, ids, strict=True)
+        rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
+    if decided := rows.pop(DECIDED, None):
+        passes = rows.pop("passes", [])
+        for place, (row, packed) in enumerate(zip(passes, decided, strict=False)):
+            if packed:
+                passes[place] = (*row[:-1], decision_hash(packed))
+                rows.setdefault("decisions", []).extend(decision_rows(row[0], packed))
+        rows["passes"] = passes
+    return rows
 
 
 def _header(kind: int, passes: int, ordinal: int, length: int, checksum: int) -> bytes:
@@ -223,6 +272,10 @@ def _next_header(data: bytes, start: int) -> int | None:
     return None
 
 
+def _json(detail: Any) -> str:
+    return json.dumps(detail, ensure_ascii=False)
+
+
 def _without_surrogates(value: Any) -> Any:
     """The same rows with unpaired surrogates spelled out."""
     if isinstance(value, str):
@@ -245,6 +298,14 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
+    for packed, table_name, last in ((HAPPENED, "events", Any), (PROMPTS, "tokens", bytes)):
+        columns = TABLES[table_name].row[:-1]
+        row = tuple.__class_getitem__((*(_python_type(c.type, c.null is not None) for c in columns), last))
+        fields.append((packed, list[row], msgspec.field(default_factory=list)))
+    id_ = Annotated[int, msgspec.Meta(ge=0, le=tokens.MAX_TOKEN_ID)]
+    said = tuple[int, int, list[str], list[int], list[id_]]
+    fields.append((OUTPUTS, list[said], msgspec.field(default_factory=list)))
+    fields.append((DECIDED, list[bytes], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 

@@ -1,10 +1,15 @@
-"""How a scheduler introduces itself when it starts to record."""
+"""How a scheduler introduces itself when it starts to record, and what the companion answers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+Level = Literal["steps", "passes", "decisions", "full"]
+LEVELS: tuple[Level, ...] = ("steps", "passes", "decisions", "full")
+OnFull = Literal["drop", "block"]
+Tokens = Literal["full", "hashed", "none"]
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -24,6 +29,22 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     model: str | None = None
 
 
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is recorded."""
+
+    level: Level = "decisions"
+    """`steps`: steps and requests; `passes`: and what it takes to re-run every pass; `decisions`: and what each pass
+    said about each request; `full`: and what happened in the cache."""
+    sample: int = 1
+    """Decisions are kept of every n-th pass only; re-running gives the others."""
+    tokens: Tokens = "full"
+    """`hashed`: keyed hashes of whole pages instead of ids; `none`: nothing, and so nothing can be re-run."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 1:
+            raise ValueError("sample: at least 1")
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame on a connection."""
 
@@ -31,3 +52,20 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """`SCHEMA_VERSION` that the frames behind it follow."""
     rank: int
     description: Description = Description()
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to it: where to write, and what."""
+
+    ring: str
+    """Path of the ring."""
+    on_full: OnFull = "drop"
+    detail: Detail = Detail()
+    key: bytes = b""
+    """Of the hashes. It is kept in memory only."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The other answer."""
+
+    reason: str

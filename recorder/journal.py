@@ -28,6 +28,7 @@ from schedscope.recorder.frame import (
     scan,
 )
 from schedscope.recorder.manifest import Gap, own_version
+from schedscope.recorder.ring import LINK
 from schedscope.recorder.schema import TABLES
 
 SUFFIX = ".journal"
@@ -92,6 +93,7 @@ class JournalWriter:
         self.path = directory / f"{number:08d}{SUFFIX}"
         self.number = number
         self.size = 0
+        self._synced = 0
         self.passes = 0
         """Passes appended."""
         self.frames = 0
@@ -109,6 +111,12 @@ class JournalWriter:
         self._write(frame)
         self.frames += 1
         self.passes += passes
+
+    def sync(self) -> None:
+        """Make what was appended survive a loss of power. Raises OSError."""
+        if self.size > self._synced:
+            os.fdatasync(self._fd)
+            self._synced = self.size
 
     def close(self) -> None:
         """Close the file; it stays."""
@@ -162,6 +170,11 @@ def read_journal(path: Path) -> Journal:
         return journal
     journal.first_frame = journal.next_frame = numbers[0]
     return _collect(journal, rest)
+
+
+def read_ring(directory: Path, data: bytes, rank: int, number: int, next_frame: int) -> Journal:
+    """What a rank's ring holds beyond its journals, as one more of them. `data` is from before they were read."""
+    return _collect(Journal(directory / LINK, rank, number, next_frame, next_frame), scan(data))
 
 
 def _named(path: Path) -> tuple[int, int]:

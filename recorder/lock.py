@@ -1,4 +1,4 @@
-"""Who is writing: a lock on a directory, held for as long as a writer lives.
+"""Who is writing: a lock on a directory or file, held for as long as a writer lives.
 
 The kernel lets go of it when the process dies, however it dies. So a reader can tell a run that is being recorded
 from one whose recorder was killed.
@@ -17,7 +17,7 @@ _RETRY_S = 0.002
 
 
 class Lock:
-    """An exclusive hold on a directory."""
+    """An exclusive hold on a directory or file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -29,12 +29,12 @@ class Lock:
             self._fd = -1
 
 
-def hold(directory: Path, patience_s: float = 0.1) -> Lock | None:
+def hold(path: Path, patience_s: float = 0.1) -> Lock | None:
     """Take the lock; None if someone else keeps it for longer than `patience_s`.
 
     Where the file system knows no locks, everyone gets one.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -51,10 +51,10 @@ def hold(directory: Path, patience_s: float = 0.1) -> Lock | None:
             return Lock(fd)
 
 
-def is_held(directory: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Whether a writer holds it. Readers never disturb each other."""
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.frame import SCHEMA_VERSION
-from schedscope.recorder.hello import Description, Source
+from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.lock import held
 
 MANIFEST = "manifest.json"
@@ -35,7 +35,8 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`lost`: numbered by the writer and never received, because its buffer was full or nothing could be written.
     `corrupt`: a checksum doesn't hold. `malformed`: rows that don't follow the schema. `torn`: a journal ends in
     the middle of a frame. `cut`: the writer ended without closing, and what it still held is unknown.
-    `interrupted`: so did the recorder. `refused`: a second writer for the rank."""
+    `interrupted`: so did the recorder. `refused`: a second writer for the rank. `expired`: older than what a flight
+    recorder keeps."""
     frame: int | None = None
     """Number of the first lost frame; None: unknown."""
     frames: int | None = None
@@ -51,6 +52,18 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.after_pass is None or self.after_pass < number) and (
             self.before_pass is None or number < self.before_pass
         )
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a part of a flight recorder's run was made a run of its own."""
+
+    run: str
+    """Name of the run it comes from."""
+    reason: str
+    at: str
+    """UTC, ISO 8601."""
+    before_s: float
+    after_s: float
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +85,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rank_configs: dict[str, dict[str, Any]] = {}
     """Rank to configuration, only for ranks that have another one."""
     model: str | None = None
+    detail: Detail = Detail(level="full")
+    """How much is recorded. Runs of version 1 hold everything."""
+    keep: str | None = None
+    """How much of it a flight recorder keeps, such as `10m`; None: all."""
+    kept: Kept | None = None
+    """It was cut out of another run."""
     status: Literal["recording", "sealed"] = "recording"
     sealed_at: str | None = None
     """UTC, ISO 8601."""
@@ -86,8 +105,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The configuration of a rank's scheduler."""
         return self.rank_configs.get(str(rank), self.config)
 
-    def with_rank(self, rank: int, description: Description) -> Manifest:
-        """The manifest with one more rank, as it describes itself."""
+    def explain(self, gap: Gap) -> Gap:
+        """The gap as such, or as what a flight recorder let go of: what its files can't tell."""
+        expired = gap.reason == "lost" and gap.frame == 0 and (self.keep or self.kept)
+        return msgspec.structs.replace(gap, reason="expired") if expired else gap
+
+    def with_rank(self, rank: int, description: Description, detail: Detail) -> Manifest:
+        """The manifest with one more rank, as it describes itself, and what is kept of it."""
         first = not self.ranks
         config = msgspec.json.decode(_ENCODER.encode(description.config))
         configs = self.rank_configs
@@ -96,6 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             ranks=sorted({*self.ranks, rank}),
+            detail=detail,
             source=self.source or description.source,
             model=self.model or description.model,
             config=config if first else self.config,
@@ -135,7 +160,7 @@ def create_run(
                 count += 1
                 path = Path(log_dir) / f"{base}-{count}"
         words = None if command is None else [_printable(word) for word in command]
-        write_manifest(path, Manifest(name=short, created=_iso(created), command=words, schedscope=own_version()))
+        write_manifest(path, Manifest(name=short, created=iso(created), command=words, schedscope=own_version()))
     except OSError as error:
         raise UsageError(f"can't create a run in {log_dir}: {error}") from None
     return path
@@ -191,7 +216,7 @@ def sealed(manifest: Manifest, totals: Mapping[int, Mapping[str, int]], gaps: li
     return msgspec.structs.replace(
         manifest,
         status="sealed",
-        sealed_at=_iso(datetime.now(UTC)),
+        sealed_at=iso(datetime.now(UTC)),
         totals={str(rank): dict(rows) for rank, rows in totals.items()},
         gaps=gaps,
     )
@@ -231,5 +256,6 @@ def _printable(word: str) -> str:
     return word.encode("utf-8", "backslashreplace").decode()
 
 
-def _iso(moment: datetime) -> str:
+def iso(moment: datetime) -> str:
+    """A moment as manifests give it: ISO 8601 with milliseconds and `Z`."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.journal import SUFFIX, Journal, read_journal
+from schedscope.recorder.journal import SUFFIX, Journal, read_journal, read_ring
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
 from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.ring import peek
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import Segment
 
@@ -137,8 +138,8 @@ def summarize(run_dir: Path, manifest: Manifest) -> tuple[dict[int, dict[str, in
     for rank in list_ranks(run_dir):
         parts = read_parts(run_dir, rank)
         totals[rank] = {table: parts.count(table) for table in TABLES}
-        gaps += parts.gaps()
-        if not parts.ended:
+        gaps += map(manifest.explain, parts.gaps())
+        if not parts.ended and not manifest.kept:
             gaps.append(parts.open_end("cut"))
     return totals, gaps
 
@@ -156,14 +157,20 @@ def read_parts(run_dir: Path, rank: int, known: dict[Path, Segment] | None = Non
     """
     directory = rank_dir(run_dir, rank)
     for _ in range(_TRIES):
+        ring = peek(directory)
         segments, journals = _list(directory)
         if known is not None:
             segments = {number: known.setdefault(segment.path, segment) for number, segment in segments.items()}
         try:
-            tails = tuple(read_journal(path) for number, path in sorted(journals.items()) if number not in segments)
+            tails = [read_journal(path) for number, path in sorted(journals.items()) if number not in segments]
         except FileNotFoundError:
             continue
-        return Parts(rank, tuple(segment for _, segment in sorted(segments.items())), tails)
+        sealed = [segment for _, segment in sorted(segments.items())]
+        if ring:
+            last = tails[-1] if tails else sealed[-1].index if sealed else None
+            number, next_frame = (0, 0) if last is None else (last.number + 1, last.next_frame)
+            tails.append(read_ring(directory, ring, rank, number, next_frame))
+        return Parts(rank, tuple(sealed), tuple(tails))
     raise RunFormatError(f"{directory}: journals come and go too fast to be read")
 
 

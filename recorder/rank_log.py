@@ -75,7 +75,7 @@ class RankLog:
         """Write a frame, rows or the end. Raises OSError; the frame is then lost, and missing by its number."""
         if self._is_full():
             with contextlib.suppress(OSError):  # the old journal will do until a new one can be made
-                self._rotate()
+                self.rotate()
         if not self._journal.frames:
             self._born = self._clock()
         self._journal.append(frame, header.passes)
@@ -87,7 +87,11 @@ class RankLog:
     def tick(self) -> None:
         """Seal what is old. To be called now and then. Raises OSError."""
         if self._journal.frames and self._clock() - self._born >= self._limits.seconds:
-            self._rotate()
+            self.rotate()
+
+    def sync(self) -> None:
+        """Make what was appended survive a loss of power. Raises OSError."""
+        self._journal.sync()
 
     def close(self) -> None:
         """Seal the rest. Nothing may be appended after."""
@@ -102,8 +106,13 @@ class RankLog:
         journal = self._journal
         return journal.frames > 0 and (journal.passes >= self._limits.passes or journal.size >= self._limits.size)
 
-    def _rotate(self) -> None:
-        """Go on in a new journal. The new one is there before the old one is sealed: readers miss nothing."""
+    def rotate(self) -> None:
+        """Go on in a new journal, unless this one is empty. The new one is there before the old one is sealed.
+
+        Raises OSError.
+        """
+        if not self._journal.frames:
+            return
         full = self._journal
         self._journal = JournalWriter(self.directory, self.rank, full.number + 1, self._next_frame)
         full.close()

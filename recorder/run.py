@@ -74,7 +74,7 @@ class Run:
         gaps = list(manifest.gaps)
         for rank in self.ranks:
             parts = self._parts(rank)
-            gaps += parts.gaps()
+            gaps += map(manifest.explain, parts.gaps())
             if interrupted and not parts.ended:
                 gaps.append(parts.open_end("interrupted"))
         return gaps

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.frame import SCHEMA_VERSION, Row
+from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import Journal
 from schedscope.recorder.manifest import Gap, sync, write_file
+from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES, Table
 
 INDEX = "index.json"

@@ -1,39 +1,46 @@
 """Sinks: where a scheduler hands over its frames, and never hears of them again.
 
-Handing over can't fail and can't stall the scheduler. What goes wrong behind it ends the recording of this rank,
-with one line in the log. What there is no room for is counted, not kept, and shows in the run as a gap.
+Handing over can't fail, and stalls the scheduler only if that was asked for. What goes wrong behind it ends the
+recording of this rank, with one line in the log. What there is no room for is counted, not kept, and shows in the run
+as a gap.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import socket
-import threading
+import time
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from schedscope.recorder.frame import SCHEMA_VERSION, Kind, pack, parse_header, stamp
-from schedscope.recorder.hello import Description, Hello
+from schedscope.engine.errors import SchedscopeError
+from schedscope.recorder.frame import (
+    HEADER_BYTES,
+    SCHEMA_VERSION,
+    Body,
+    FrameReader,
+    Kind,
+    pack,
+    parse_header,
+    stamp,
+)
+from schedscope.recorder.hello import Description, Detail, Hello, Refusal, Welcome
+from schedscope.recorder.ring import RingWriter
 
 if TYPE_CHECKING:
     from schedscope.recorder.rank_log import Limits
 
-RUN_VARIABLE = "SCHEDSCOPE_RECORD"
+RUN_VARIABLE = "SCHEDSCOPE_RUN"
 """Environment: the directory of the run that is being recorded."""
 SOCKET_VARIABLE = "SCHEDSCOPE_RECORD_SOCKET"
 """Environment: where its companion listens."""
 
-OnFull = Literal["block", "drop"]
-
-_CAPACITY = 64 * 2**20
-_SEND_BUFFER = 4 * 2**20
+_RETRY_S = 0.0005
 _CONNECT_S = 5.0
 _CLOSE_S = 10.0
 _ENDED = "recording of rank %d ended at frame %d, serving goes on: %s"
@@ -45,6 +52,14 @@ class Sink(Protocol):
     """Takes the frames of one rank, in order."""
 
     @property
+    def detail(self) -> Detail:
+        """What to record."""
+
+    @property
+    def key(self) -> bytes:
+        """Of hashed tokens."""
+
+    @property
     def attached(self) -> bool:
         """Whether frames still go anywhere: not after `close`, nor after a failure."""
 
@@ -52,57 +67,37 @@ class Sink(Protocol):
     def dropped(self) -> int:
         """Frames for which there was no room."""
 
-    def write(self, frame: bytes) -> None:
-        """Hand over a frame of `encode_frame`. Never raises; waits only if the sink was made to."""
+    def write(self, body: Body) -> None:
+        """Hand over what `encode` made. Never raises; waits only if the sink was made to."""
 
     def close(self) -> None:
         """Hand over what is still here and say that nothing comes behind. Never raises; a second call is fine."""
 
 
 class CompanionSink:
-    """Sends frames to the companion process, over a stream socket.
-
-    A frame goes straight into the socket's buffer while there is room: that is one system call, no thread takes part,
-    and the frame outlives this process. Only when the companion falls behind, frames queue up here, up to `capacity`
-    bytes, and a thread sends them.
+    """Hands frames to the companion process through a ring: a copy in memory, and the frame outlives this process.
 
     Args:
-        on_full: `drop` drops and counts what exceeds the capacity; `block` waits, at most `block_s` seconds a frame,
-            and drops then.
+        sock: the connection to the companion. Its end tells either side that the other one is gone.
+        welcome: what the companion answered.
+        block_s: with `on_full` `block`, how long a frame waits for room before it, and all behind it until there is
+            room again, are dropped.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        rank: int,
-        description: Description | None = None,
-        *,
-        on_full: OnFull = "drop",
-        capacity: int = _CAPACITY,
-        block_s: float = 30.0,
-    ) -> None:
-        sock.settimeout(None)
+    def __init__(self, sock: socket.socket, rank: int, welcome: Welcome, *, block_s: float = 30.0) -> None:
+        sock.setblocking(False)
         self._sock = sock
         self._rank = rank
-        self._patience_s = block_s if on_full == "block" else 0.0
-        self._capacity = capacity
-        self._changed = threading.Condition()
-        self._queue: deque[bytes] = deque()
-        """What is left to send; the first item is on its way. While it isn't empty only the thread may send."""
-        self._queued = 0
-        """Bytes in the queue."""
-        self._thread: threading.Thread | None = None
+        self._ring = RingWriter(Path(welcome.ring))
+        self._patience_s = block_s if welcome.on_full == "block" else 0.0
+        self._detail, self._key = welcome.detail, welcome.key
         self._attached = True
+        self._stalled = False
+        """A frame has waited in vain, and there was no room since."""
         self._frames = 0
         self._dropped = 0
-        hello = Hello(version=SCHEMA_VERSION, rank=rank, description=description or Description())
         _OPEN.add(self)
         atexit.register(self.close)
-        try:
-            with self._changed:
-                self._send_or_queue(pack(Kind.HELLO, msgspec.msgpack.encode(hello, enc_hook=repr)))
-        except Exception as error:
-            self._detach(error)
 
     @property
     def attached(self) -> bool:
@@ -114,98 +109,93 @@ class CompanionSink:
         """Frames for which there was no room."""
         return self._dropped
 
-    def write(self, frame: bytes) -> None:
+    @property
+    def detail(self) -> Detail:
+        """What to record."""
+        return self._detail
+
+    @property
+    def key(self) -> bytes:
+        """Of hashed tokens."""
+        return self._key
+
+    def write(self, body: Body) -> None:
         """Number the frame and hand it over, or drop it."""
         if not self._attached:
             return
         try:
-            with self._changed:
-                record = stamp(frame, self._frames)
-                self._frames += 1
-                if not self._queue or self._has_room(len(record)):
-                    self._send_or_queue(record)
-                else:
-                    self._dropped += 1
+            record = stamp(body, self._frames)
+            self._frames += 1
+            if self._ring.write(record) or (not self._stalled and self._wait(record, self._patience_s)):
+                self._stalled = False
+            else:
+                self._stalled = True
+                self._drop(len(record))
         except Exception as error:
             self._detach(error)
 
     def close(self) -> None:
-        """Send the rest, the last frame's number included, for at most ten seconds."""
+        """Say that nothing comes behind, the last frame's number included; waits at most ten seconds for room."""
         atexit.unregister(self.close)
         if not self._attached:
             return
         try:
-            with self._changed:
-                self._send_or_queue(pack(Kind.END, b"", self._frames))
-                if not self._changed.wait_for(lambda: not self._queue, _CLOSE_S):
-                    raise TimeoutError(f"the companion did not take the last frames within {_CLOSE_S:.0f} s")
-                self._attached = False
-                self._changed.notify_all()
-            _OPEN.discard(self)
-            self._sock.close()
+            end = pack(Kind.END, b"", self._frames)
+            if not self._ring.write(end) and not self._wait(end, _CLOSE_S):
+                raise TimeoutError(f"the companion did not make room for the end within {_CLOSE_S:.0f} s")
+            self._attached = False
+            self._let_go()
         except Exception as error:
             self._detach(error)
 
-    def _has_room(self, size: int) -> bool:
-        """Whether the queue can take more; waits for it if the sink is to block."""
+    def _wait(self, record: bytes, patience_s: float) -> bool:
+        """Write as soon as there is room; False: not in time, or never."""
+        if len(record) > self._ring.capacity:
+            return False
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and not self._is_alone():
+            time.sleep(_RETRY_S)
+            if self._ring.write(record):
+                return True
+        return False
 
-        def fits() -> bool:
-            return not self._attached or not self._queue or self._queued + size <= self._capacity
+    def _drop(self, size: int) -> None:
+        if self._is_alone():
+            raise ConnectionError("the companion is gone, and its buffer is full")
+        if not self._dropped:
+            room = "is too big for" if size > self._ring.capacity else "finds no room in"
+            log.warning(
+                "rank %d: records are being lost: a frame of %d bytes %s the buffer of %d; see --buffer and --on-full",
+                *(self._rank, size, room, self._ring.capacity),
+            )
+        self._dropped += 1
 
-        return fits() or (self._patience_s > 0 and self._changed.wait_for(fits, self._patience_s))
-
-    def _send_or_queue(self, record: bytes) -> None:
-        if not self._attached:
-            return
-        if not self._queue:
-            with contextlib.suppress(BlockingIOError):
-                record = record[self._sock.send(record, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
-        if not record:
-            return
-        self._queue.append(record)
-        self._queued += len(record)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._forward, name="schedscope-sink", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
-
-    def _forward(self) -> None:
+    def _is_alone(self) -> bool:
+        """Whether the companion is gone."""
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._queue or not self._attached)
-                    if not self._attached:
-                        return
-                    record = self._queue[0]
-                self._sock.sendall(record, socket.MSG_NOSIGNAL)
-                with self._changed:
-                    if not self._attached:
-                        return
-                    self._queue.popleft()
-                    self._queued -= len(record)
-                    self._changed.notify_all()
-        except Exception as error:
-            self._detach(error)
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _detach(self, error: BaseException) -> None:
-        with self._changed:
-            if not self._attached:
-                return
-            self._attached = False
-            self._queue.clear()
-            self._queued = 0
-            self._changed.notify_all()
-        _OPEN.discard(self)
+        if not self._attached:
+            return
+        self._attached = False
         atexit.unregister(self.close)
-        # The thread may be inside a send: this ends it. The socket itself goes with this object.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._let_go()
         log.warning(_ENDED, self._rank, self._frames, error or repr(error))
 
-    def _abandon(self) -> None:
-        """In a forked child: the stream is the parent's. Locks may be held by threads that don't exist here."""
-        self._attached = False
+    def _let_go(self) -> None:
+        _OPEN.discard(self)
+        self._ring.close()
         self._sock.close()
+
+    def _abandon(self) -> None:
+        """In a forked child: the ring is the parent's."""
+        self._attached = False
+        self._let_go()
 
 
 _OPEN: weakref.WeakSet[CompanionSink] = weakref.WeakSet()
@@ -235,6 +225,8 @@ class DirectSink:
         rank: int,
         description: Description | None = None,
         limits: Limits | None = None,
+        detail: Detail | None = None,
+        key: bytes = b"",
     ) -> None:
         # Only here: a process with a companion needs no Arrow.
         from schedscope.recorder.manifest import read_manifest, update_manifest
@@ -242,12 +234,14 @@ class DirectSink:
 
         self._run_dir = Path(run_dir)
         self._rank = rank
+        self._detail, self._key = detail or Detail(), key
         self._frames = 0
         read_manifest(self._run_dir)
         self._log = RankLog(self._run_dir, rank, seal_journal, limits or LIMITS)
         self._attached = True
         try:
-            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, description or Description()))
+            described = description or Description()
+            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, described, self._detail))
         except BaseException:
             self._log.release()
             raise
@@ -262,12 +256,22 @@ class DirectSink:
         """Always 0: it writes or ends."""
         return 0
 
-    def write(self, frame: bytes) -> None:
+    @property
+    def detail(self) -> Detail:
+        """What to record."""
+        return self._detail
+
+    @property
+    def key(self) -> bytes:
+        """Of hashed tokens."""
+        return self._key
+
+    def write(self, body: Body) -> None:
         """Write the frame to the journal."""
         if not self._attached:
             return
         try:
-            self._append(stamp(frame, self._frames))
+            self._append(stamp(body, self._frames))
             self._frames += 1
         except Exception as error:
             self._detach(error)
@@ -309,27 +313,38 @@ def open_sink(
     rank: int,
     description: Description | None = None,
     *,
-    on_full: OnFull = "drop",
-    capacity: int = _CAPACITY,
+    block_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
 ) -> Sink | None:
     """The sink that the environment asks for: to the companion that started this process, or None for none.
 
-    None, with a line in the log, also if the companion can't be reached. Arguments are `CompanionSink`'s.
+    None, with a line in the log, also if the companion can't be reached or says no.
     """
     address = environ.get(SOCKET_VARIABLE)
     if not address:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         sock.settimeout(_CONNECT_S)
         sock.connect(address)
-    except OSError as error:
+        hello = Hello(version=SCHEMA_VERSION, rank=rank, description=description or Description())
+        sock.sendall(pack(Kind.HELLO, msgspec.msgpack.encode(hello, enc_hook=repr)))
+        return CompanionSink(sock, rank, _answer(sock), block_s=block_s)
+    except (OSError, ValueError, SchedscopeError) as error:
         sock.close()
-        log.warning("rank %d is not recorded: no companion at %s: %s", rank, address, error)
+        log.warning("rank %d is not recorded: the companion at %s: %s", rank, address, error)
         return None
-    return CompanionSink(sock, rank, description, on_full=on_full, capacity=capacity)
+
+
+def _answer(sock: socket.socket) -> Welcome:
+    """What the companion says to a hello. Raises OSError, ValueError."""
+    reader = FrameReader()
+    while chunk := sock.recv(4096):
+        for header, frame in reader.feed(chunk):
+            if header.kind is Kind.WELCOME:
+                return msgspec.msgpack.decode(frame[HEADER_BYTES:], type=Welcome)
+            raise ConnectionRefusedError(msgspec.msgpack.decode(frame[HEADER_BYTES:], type=Refusal).reason)
+    raise ConnectionResetError("it hung up")
 
 
 def record_environment(run_dir: Path, address: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schedscope.engine import tokens
@@ -17,12 +17,25 @@ from schedscope.engine.decision import Plan
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import Event, StepRecord, Tracer
+from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import CheckpointWriter
-from schedscope.recorder.frame import encode_frame
-from schedscope.recorder.rows import Row, decision_hash, decision_rows, pass_row, state_facts
+from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
+from schedscope.recorder.hashing import Hasher, block_size
+from schedscope.recorder.hello import Level
+from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_row, state_facts
 from schedscope.recorder.sink import Sink
+
+_STIMULI = frozenset({"arrive", "abort", "flush", "finish"})
+"""What a re-run has to be told."""
+_OF_THE_CACHE = frozenset({"insert", "evict"})
+_KINDS: dict[Level, frozenset[str]] = {
+    "steps": frozenset(),
+    "passes": _STIMULI,
+    "decisions": frozenset(EVENT_KINDS) - _OF_THE_CACHE,
+    "full": frozenset(EVENT_KINDS),
+}
+"""Kinds of events that are kept."""
 
 CHECKPOINT_EVERY = 500
 """Passes between checkpoints: what it takes at most to rebuild any pass."""
@@ -45,10 +58,18 @@ class RunTracer(Tracer):
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sink = sink
+        self._detail = sink.detail
+        self._keeps_stimuli = self._detail.level != "steps"
+        self._keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
+        self._keeps_decisions = self._detail.level in {"decisions", "full"}
+        self._kinds = _KINDS[self._detail.level]
+        self._hashers: dict[str, Hasher] = {}
+        self._block = 1
+        """Tokens that hashing keeps together."""
         self._checkpoint_every = checkpoint_every
         self._clock_ns = clock_ns
         self._scheduler: Scheduler | None = None
-        self._rows: dict[str, list[Row]] = {}
+        self._rows: dict[str, list[Any]] = {}
         self._seq = 0
         self._pass: int | None = None
         self._decide_ns = 0
@@ -59,6 +80,8 @@ class RunTracer(Tracer):
     def attach(self, scheduler: Scheduler) -> None:
         """Learn whose state checkpoints hold."""
         self._scheduler = scheduler
+        if self._detail.tokens == "hashed":
+            self._block = block_size(scheduler.config.to_dict())
 
     # ---- requests and cache --------------------------------------------------------------------------------
 
@@ -70,35 +93,44 @@ class RunTracer(Tracer):
             times = self._times.get(event.rid)
             if times is not None:
                 times.setdefault(event.kind, self._clock_ns())
-        detail = None if event.detail is None else json.dumps(event.detail, ensure_ascii=False)
-        self._put(
-            "events",
-            (
-                self._next_seq(),
-                self._step_number(),
-                self._pass,
-                event.time,
-                event.kind,
-                event.rid,
-                event.tokens,
-                event.node,
-                detail,
-            ),
+        if event.kind not in self._kinds:
+            return
+        time, kind, rid, tokens_, node, detail = (
+            event.time,
+            event.kind,
+            event.rid,
+            event.tokens,
+            event.node,
+            event.detail,
         )
-        if self._step is None and event.kind in {"queue", "abort", "flush"}:
-            self._flush()
+        self._put(
+            HAPPENED,
+            (self._next_seq(), self._step_number(), self._pass, time, kind, rid, tokens_, node, detail),
+        )
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
-        self._put("tokens", (self._seq, self._step_number(), live.rid, 0, tokens.decode(live.request.prompt)))
+        if self._keeps_tokens:
+            prompt = live.request.prompt
+            if self._detail.tokens == "hashed":
+                hasher = self._hashers[live.rid] = Hasher(self._sink.key, self._block)
+                prompt = hasher.hash(prompt)
+            self._put(PROMPTS, (self._seq, self._step_number(), live.rid, 0, prompt))
 
-    def on_output(self, live: Live, token: int) -> None:
-        """Keep an output token."""
-        self._put("tokens", (self._seq, self._step_number(), live.rid, live.length - 1, [token]))
+    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
+        """Keep output tokens."""
+        if not sampled or not self._keeps_tokens:
+            return
+        if self._detail.tokens == "hashed":
+            pairs = zip(lives, sampled, strict=True)
+            sampled = [tokens.decode(self._hashers[live.rid].hash(tokens.encode((id_,))))[0] for live, id_ in pairs]
+        rids, positions = [live.request.rid for live in lives], [live.prompt_len + live.output_len for live in lives]
+        self._put(OUTPUTS, (self._seq, self._step_number(), rids, positions, sampled))
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""
         times = self._times.pop(live.rid, {})
+        self._hashers.pop(live.rid, None)
         request = live.request
         now = self._clock_ns()
         self._put(
@@ -125,8 +157,8 @@ class RunTracer(Tracer):
                 None if detail is None else str(detail),
             ),
         )
-        if self._step is None:
-            self._flush()
+        if self._step is None and not (self._scheduler and self._scheduler.busy):
+            self._flush()  # there may be no step for a long time
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -138,12 +170,14 @@ class RunTracer(Tracer):
         """Record a decision."""
         decided_ns = self._clock_ns() - self._decide_ns
         self._pass = number
-        rows = decision_rows(number, plan)
-        self._rows.setdefault("decisions", []).extend(rows)
-        digest = decision_hash(rows)
-        step = self._step_number()
-        row = pass_row(number, step, self._next_seq(), view, plan, random_state, digest, decided_ns)
+        if not self._keeps_stimuli:
+            return
+        packed = pack_decision(plan, self._block)
+        kept = self._keeps_decisions and number % self._detail.sample == 0
+        digest = "" if kept else decision_hash(packed)
+        row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
         self._put("passes", row)
+        self._put(DECIDED, packed if kept else b"")
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
@@ -151,6 +185,8 @@ class RunTracer(Tracer):
         self._step = (record, self._clock_ns(), facts)
         if record.batch is None:
             self.on_committed(state)
+        else:
+            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -185,7 +221,11 @@ class RunTracer(Tracer):
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler
-        if scheduler is None or scheduler.passes - self._last_checkpoint < self._checkpoint_every:
+        if (
+            scheduler is None
+            or not self._keeps_stimuli
+            or scheduler.passes - self._last_checkpoint < self._checkpoint_every
+        ):
             return
         self._last_checkpoint = scheduler.passes
         self._put("checkpoints", CheckpointWriter().write(scheduler, self._next_seq(), alone=True))
@@ -202,7 +242,7 @@ class RunTracer(Tracer):
             return self._step[0].step
         return 0 if scheduler is None else scheduler.steps
 
-    def _put(self, table: str, row: Row) -> None:
+    def _put(self, table: str, row: Row | bytes) -> None:
         self._rows.setdefault(table, []).append(row)
 
     def _flush(self) -> None:
@@ -210,8 +250,8 @@ class RunTracer(Tracer):
             rows, self._rows = self._rows, {}
             self._hand_over(rows)
 
-    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
-        self._sink.write(encode_frame(rows))
+    def _hand_over(self, rows: dict[str, list[Any]]) -> None:
+        self._sink.write(encode(rows))
 
     def close(self) -> None:
         """Hand over what is left."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
+from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import Checkpoint
+from schedscope.recorder.frame import Body, unpack
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Part, Run
 from schedscope.recorder.tracer import RunTracer
@@ -73,13 +76,19 @@ class Replayed(NamedTuple):
 class _Recollection(RunTracer):
     """Records the re-run into memory: what comes of it can then be held against the log, table by table."""
 
-    def __init__(self) -> None:
-        super().__init__(_Nowhere(), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
+    def __init__(self, detail: Detail) -> None:
+        super().__init__(_Nowhere(detail), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
         self._kept: defaultdict[str, list[Row]] = defaultdict(list)
 
-    def _hand_over(self, rows: dict[str, list[Row]]) -> None:
-        for table, made in rows.items():
+    def _hand_over(self, rows: dict[str, list[Any]]) -> None:
+        for table, made in unpack(rows).items():
             self._kept[table] += made
+
+    def on_prompt(self, live: Live) -> None:
+        """Tokens are what the re-run was given; they are not compared."""
+
+    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
+        """As above."""
 
     def take(self) -> dict[str, list[Row]]:
         """What was recorded since the last call."""
@@ -93,8 +102,12 @@ class _Nowhere:
 
     attached = True
     dropped = 0
+    key = b""
 
-    def write(self, frame: bytes) -> None:
+    def __init__(self, detail: Detail) -> None:
+        self.detail = detail
+
+    def write(self, body: Body) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -211,7 +224,7 @@ class Replayer:
 
     def replay(self, start: Start = BEGINNING) -> Iterator[Replayed]:
         """Re-run from a place to begin; yields every step from there on. Raises RunFormatError."""
-        recollection = _Recollection()
+        recollection = _Recollection(self.run.manifest.detail)
         rebuild = self.rebuild(start, recollection)
         recollection.attach(rebuild.scheduler)
         try:

@@ -19,8 +19,7 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import StepRecord, Tracer
 from schedscope.recorder.checkpoint import Checkpoint, CheckpointWriter
-from schedscope.recorder.frame import Row
-from schedscope.recorder.rows import state_facts
+from schedscope.recorder.rows import Row, state_facts
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.script import Script, script_of_rows
@@ -98,8 +97,7 @@ class Shadow:
         recorded = {row[_STEP]: row for row in rows.get("steps", ())}
         rebuild = self._rebuild
         idle = all(turn.kind == "idle" for turn in script.turns)
-        if self._must_stand_alone(script) and not idle:
-            made.append(self._checkpoint(alone=True))
+        alone = self._must_stand_alone(script) and not idle
         for turn in rebuild.turns(script):
             if turn.step != rebuild.scheduler.steps:
                 raise RunFormatError(f"step {rebuild.scheduler.steps} is missing")
@@ -108,8 +106,10 @@ class Shadow:
             waiting = self._watch.waiting if turn.pass_number is not None else 0
             self._work += _STEP_WORK + waiting + self._watch.rows
             self._recorded += waiting
-            if self._work >= self._limit:
-                made.append(self._checkpoint(alone=False))
+            if alone or self._work >= self._limit:
+                # Not before the first step: a part may begin in the midst of it.
+                made.append(self._checkpoint(alone=alone))
+                alone = False
         ids = sum(len(prompt) for prompt in script.prompts.values()) // tokens.TOKEN_BYTES
         ids += sum(len(sampled) for sampled in script.outputs.values())
         self._work += ids // _TOKENS_PER_WORK

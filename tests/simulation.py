@@ -12,13 +12,14 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
-from schedscope.recorder.hello import Description, Source
+from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 
 STEP_S = 0.01
+EVERYTHING = Detail(level="full")
 
 
 class Workload:
@@ -99,11 +100,13 @@ def record(
     checkpoint_every: int = 50,
     outputs: tuple[int, int] = (1, 40),
     limits: Limits = LIMITS,
+    detail: Detail = EVERYTHING,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
     described = Description(source=Source("simulation", "1"), config=config.to_dict())
-    tracer = RunTracer(DirectSink(path, 0, described, limits), checkpoint_every=checkpoint_every)
+    sink = DirectSink(path, 0, described, limits, detail=detail, key=b"secret")
+    tracer = RunTracer(sink, checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
     drive(scheduler, Workload(seed, outputs=outputs), requests)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,59 +15,46 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
+from rows import DECISIONS, pass_frame
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.companion import Companion
-from schedscope.recorder.frame import SCHEMA_VERSION, Kind, encode_frame, pack
+from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.frame import SCHEMA_VERSION, Body, Kind, pack, stamp
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run, read_manifest
-from schedscope.recorder.rank_log import Limits
+from schedscope.recorder.rank_log import Limits, rank_dir
+from schedscope.recorder.ring import LINK, remove_ring
 from schedscope.recorder.run import Run
+from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSink, open_sink
 
-FILLING: dict[str, Any] = {"int32": 0, "int64": 0, "double": 0.0, "bool": False, "string": "", "list": []}
-DECISIONS = 3
 SOON_S = 20.0
 
 WRITER = """
 import os, sys, time
+from schedscope.recorder.frame import Body
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.sink import open_sink
 frames = sys.stdin.buffer
 sink = open_sink(int(sys.argv[1]), Description(source=Source("engine", "1"), config={"x": 1}))
 while size := frames.read(4):
-    sink.write(frames.read(int.from_bytes(size, "big")))
+    sink.write(Body(frames.read(int.from_bytes(size, "big")), 1))
     sys.stdout.write("."); sys.stdout.flush()
 if sys.argv[2] == "close":
     sink.close()
 """
 
 COMPANION = """
-import json, sys, time
-from schedscope.recorder.companion import Companion
+import json, sys
+from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.rank_log import Limits
-companion = Companion.start(sys.argv[1], Limits(passes=int(sys.argv[2])))
-print(json.dumps(companion.environment()), flush=True)
-time.sleep(600)
+options = Options(limits=Limits(passes=int(sys.argv[2])), buffer=int(sys.argv[3]), on_full=sys.argv[4])
+with Companion.start(sys.argv[1], options) as companion:
+    print(json.dumps(companion.environment()), flush=True)
+    sys.stdin.read()
 """
-
-
-def pass_frame(number: int, padding: int = 0) -> bytes:
-    from schedscope.recorder.schema import TABLES
-
-    def row(table: str, **given: Any) -> tuple[Any, ...]:
-        columns = TABLES[table].row
-        filled = {c.name: None if c.null else FILLING[str(c.type).partition("<")[0]] for c in columns}
-        return tuple((filled | given).values())
-
-    return encode_frame(
-        {
-            "passes": [row("passes", stop="x" * padding, **{"pass": number})],
-            "decisions": [row("decisions", rid=f"r{number}-{i}", **{"pass": number}) for i in range(DECISIONS)],
-        }
-    )
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -94,13 +83,13 @@ class Writer:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
         )
 
-    def write(self, *frames: bytes) -> None:
+    def write(self, *bodies: Body) -> None:
         """Returns when the process has handed the frames over."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
-        for frame in frames:
-            stdin.write(len(frame).to_bytes(4, "big") + frame)
+        for body in bodies:
+            stdin.write(len(body.payload).to_bytes(4, "big") + body.payload)
             stdin.flush()
             assert stdout.read(1) == b"."
 
@@ -112,6 +101,56 @@ class Writer:
         self.end()
 
 
+class OtherCompanion:
+    """A companion in a process of its own, which can be stopped and killed."""
+
+    def __init__(self, run_dir: Path, passes: int = 10, buffer: int = 2**20, on_full: str = "drop") -> None:
+        command = [sys.executable, "-c", COMPANION, str(run_dir), str(passes), str(buffer), on_full]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.environment: dict[str, str] = json.loads(self.process.stdout.readline())
+
+    def connect(self, rank: int = 0, **options: Any) -> CompanionSink:
+        sink = open_sink(rank, Description(source=Source("engine", "1")), environ=self.environment, **options)
+        assert isinstance(sink, CompanionSink)
+        return sink
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.process.communicate(timeout=SOON_S)
+
+    def kill(self) -> None:
+        """Also removes what a companion that isn't killed removes itself."""
+        self.process.kill()
+        self.stop()
+        address = Path(self.environment[SOCKET_VARIABLE])
+        address.unlink()
+        address.parent.rmdir()
+
+
+@pytest.fixture
+def other(run_dir: Path) -> Iterator[Callable[..., OtherCompanion]]:
+    """Starts companions, and ends what is left of them."""
+    started: list[OtherCompanion] = []
+
+    def start(**options: Any) -> OtherCompanion:
+        started.append(OtherCompanion(run_dir, **options))
+        return started[-1]
+
+    yield start
+    for companion in started:
+        if companion.process.poll() is None:
+            companion.go_on()
+            companion.kill()
+    if run_dir.exists():
+        remove_ring(rank_dir(run_dir, 0))
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return create_run(tmp_path, "demo")
@@ -119,7 +158,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def companion(run_dir: Path) -> Iterator[Companion]:
-    with Companion.start(run_dir, Limits(passes=10), grace_s=0.5) as companion:
+    with Companion.start(run_dir, Options(limits=Limits(passes=10), grace_s=0.5)) as companion:
         yield companion
 
 
@@ -214,31 +253,28 @@ def test_a_writer_that_forgets_to_close_loses_nothing(companion: Companion, run_
 
 @pytest.mark.parametrize("count", [15, 20, 33])
 def test_a_killed_companion_leaves_a_run_that_can_be_read(
-    run_dir: Path, count: int, caplog: pytest.LogCaptureFixture
+    run_dir: Path, other: Callable[..., OtherCompanion], count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = subprocess.Popen([sys.executable, "-c", COMPANION, str(run_dir), "10"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    environment = json.loads(process.stdout.readline())
-    assert environment[RUN_VARIABLE] == str(run_dir)
-    sink = open_sink(0, environ=environment)
-    assert sink is not None
+    companion = other(buffer=2**16)
+    assert companion.environment[RUN_VARIABLE] == str(run_dir)
+    sink = companion.connect()
     for number in range(count):
         sink.write(pass_frame(number))
     run = Run.open(run_dir)
-    until(lambda: len(numbers(run)) == count)
+    assert len(numbers(run)) == count
     assert run.status == "recording"
+    companion.kill()
+    assert run.status == "interrupted"
+    sink.write(pass_frame(count))
+    assert numbers(run) == list(range(count + 1)), "the buffer outlives the companion"
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        assert run.status == "interrupted"
-        until(lambda: sink.write(pass_frame(99)) or not sink.attached)  # type: ignore[func-returns-value]
+        while sink.attached:
+            count += 1
+            sink.write(pass_frame(count, padding=1000))
         sink.write(pass_frame(100))
         sink.close()
     assert len(endings(caplog)) == 1
-    assert "recording of rank 0 ended" in caplog.text
-    Path(environment[SOCKET_VARIABLE]).unlink()
-    Path(environment[SOCKET_VARIABLE]).parent.rmdir()
+    assert "the companion is gone, and its buffer is full" in caplog.text
     run = Run.open(run_dir)
     assert numbers(run) == list(range(count))
     assert run.table("decisions", 0).num_rows == count * DECISIONS
@@ -247,29 +283,68 @@ def test_a_killed_companion_leaves_a_run_that_can_be_read(
     assert [(gap.reason, gap.after_pass) for gap in run.gaps] == [("interrupted", count - 1)]
 
 
-def test_a_companion_killed_at_any_moment_leaves_a_run_that_can_be_read(run_dir: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", COMPANION, str(run_dir), "2"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    environment = json.loads(process.stdout.readline())
-    sink = open_sink(0, environ=environment)
-    assert sink is not None
-    killer = threading.Timer(0.3, process.kill)
+def test_a_companion_killed_at_any_moment_leaves_a_run_that_can_be_read(
+    run_dir: Path, other: Callable[..., OtherCompanion]
+) -> None:
+    companion = other(passes=2)
+    sink = companion.connect()
+    killer = threading.Timer(0.3, companion.process.kill)
     killer.start()
     number = 0
-    while sink.attached:
+    while companion.process.poll() is None:
         sink.write(pass_frame(number))
         number += 1
         time.sleep(0.0005)
-    process.wait()
-    process.stdout.close()
-    Path(environment[SOCKET_VARIABLE]).unlink()
-    Path(environment[SOCKET_VARIABLE]).parent.rmdir()
+    sink.close()
+    companion.kill()
     run = Run.open(run_dir)
-    passes = numbers(run)
-    assert passes == list(range(len(passes)))
-    assert len(passes) > 2
-    assert run.table("decisions").num_rows == len(passes) * DECISIONS
-    assert [(gap.reason, gap.after_pass) for gap in run.gaps] == [("interrupted", passes[-1])]
+    assert numbers(run) == list(range(number))
+    assert number > 2
+    assert run.table("decisions").num_rows == number * DECISIONS
+    assert run.gaps == []
+
+
+def test_when_both_are_killed_the_run_can_be_read_and_its_memory_is_given_back(
+    run_dir: Path, other: Callable[..., OtherCompanion], caplog: pytest.LogCaptureFixture
+) -> None:
+    companion = other(passes=10)
+    writer = Writer(companion.environment, 0, "close")
+    writer.write(*(pass_frame(number) for number in range(25)))
+    companion.pause()
+    writer.write(*(pass_frame(number) for number in range(25, 40)))
+    assert salvage() == 0, "both live"
+    companion.kill()
+    assert salvage() == 0, "the writer lives"
+    writer.write(pass_frame(40))
+    writer.kill()
+
+    def check() -> None:
+        run = Run.open(run_dir)
+        assert run.status == "interrupted"
+        assert numbers(run) == list(range(41))
+        assert run.table("decisions").num_rows == 41 * DECISIONS
+        assert [(gap.reason, gap.after_pass) for gap in run.gaps] == [("interrupted", 40)]
+
+    check()
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        assert salvage() == 1
+    assert not caplog.records
+    assert not memory.exists()
+    check()
+    assert salvage() == 0
+
+
+def test_memory_of_a_deleted_run_is_given_back(run_dir: Path, other: Callable[..., OtherCompanion]) -> None:
+    companion = other()
+    writer = Writer(companion.environment, 0, "close")
+    writer.write(pass_frame(0))
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    companion.kill()
+    writer.kill()
+    shutil.rmtree(run_dir)
+    salvage()
+    assert not memory.exists()
 
 
 def test_stop_does_not_wait_forever_for_a_writer(companion: Companion, run_dir: Path) -> None:
@@ -292,12 +367,15 @@ def test_a_run_is_recorded_once(companion: Companion, run_dir: Path) -> None:
         Companion.start(run_dir)
 
 
-def test_a_second_writer_of_a_rank_is_refused_and_shows(companion: Companion, run_dir: Path) -> None:
+def test_a_second_writer_of_a_rank_is_refused_and_shows(
+    companion: Companion, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = connect(companion)
     first.write(pass_frame(0))
     until(lambda: read_manifest(run_dir).ranks == [0])
-    second = connect(companion)
-    until(lambda: second.write(pass_frame(7)) or not second.attached)  # type: ignore[func-returns-value]
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        assert open_sink(0, environ=companion.environment()) is None
+    assert "rank 0: a second process wanted to record this rank" in caplog.text
     first.write(pass_frame(1))
     first.close()
     assert [(gap.rank, gap.reason) for gap in companion.stop().gaps] == [(0, "refused")]
@@ -320,7 +398,8 @@ def test_strangers_are_turned_away(
         stranger.connect(companion.environment()[SOCKET_VARIABLE])
         stranger.sendall(greeting)
         stranger.settimeout(SOON_S)
-        assert stranger.recv(1) == b""
+        while stranger.recv(4096):
+            pass
     assert "hanging up on a process" in caplog.text
     sink = connect(companion)
     sink.write(pass_frame(0))
@@ -329,147 +408,156 @@ def test_strangers_are_turned_away(
     assert numbers(Run.open(run_dir)) == [0]
 
 
-def test_a_companion_with_a_full_disk_goes_on_and_shows_what_it_lost(
-    companion: Companion, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_companion_with_a_full_disk_catches_up_when_there_is_space_again(
+    companion: Companion, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from schedscope.recorder.journal import JournalWriter
 
     sink = connect(companion)
     run = Run.open(run_dir)
     sink.write(pass_frame(0))
-    until(lambda: numbers(run) == [0])
     failed: list[bytes] = []
 
     def fail(_: JournalWriter, data: bytes) -> None:
         failed.append(data)
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "schedscope.recorder"):
         patch.setattr(JournalWriter, "_write", fail)
         sink.write(pass_frame(1))
         sink.write(pass_frame(2))
-        until(lambda: len(failed) == 2)
+        until(lambda: len(failed) > 2)
+        assert numbers(run) == [0, 1, 2], "they can be read from the buffer"
+    assert caplog.text.count("can't write the log of rank 0 now: [Errno 28] No space left on device") == 1
     sink.write(pass_frame(3))
     sink.close()
-    manifest = companion.stop()
-    assert numbers(run) == [0, 3]
-    assert [(g.reason, g.frame, g.frames, g.after_pass, g.before_pass) for g in manifest.gaps] == [("lost", 1, 2, 0, 3)]
+    assert companion.stop().gaps == []
+    assert numbers(Run.open(run_dir)) == [0, 1, 2, 3]
+
+
+def test_a_disk_that_stays_full_leaves_the_rest_in_the_buffer(
+    companion: Companion, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedscope.recorder.journal import JournalWriter
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    sink = connect(companion)
+    sink.write(pass_frame(0))
+    until(lambda: companion._open[0].ring.read > 0)
+    monkeypatch.setattr(JournalWriter, "_write", fail)
+    sink.write(pass_frame(1))
+    sink.close()
+    companion.stop()
+    assert numbers(Run.open(run_dir)) == [0, 1]
+    remove_ring(rank_dir(run_dir, 0))
 
 
 # ---- the sink ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, IO[bytes]]]:
-    near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    with near, far, far.makefile("rb") as file:
-        yield near, file
-
-
-def test_a_full_sink_drops_counts_and_shows_it(companion: Companion, run_dir: Path) -> None:
-    """A companion that doesn't read for a while."""
-    os.environ.pop(SOCKET_VARIABLE, None)
-    near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    sink = CompanionSink(near, 0, capacity=30_000)
-    begin = time.monotonic()
-    for number in range(100):
-        sink.write(pass_frame(number, padding=1000))
-    assert time.monotonic() - begin < 10
+def test_a_full_sink_drops_counts_and_shows_it(
+    run_dir: Path, other: Callable[..., OtherCompanion], caplog: pytest.LogCaptureFixture
+) -> None:
+    companion = other(buffer=30_000)
+    sink = companion.connect()
+    companion.pause()
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        for number in range(100):
+            sink.write(pass_frame(number, padding=1000))
     assert 0 < sink.dropped < 100
-    # Now it reads: what arrives goes to a real companion.
-    onward = socket.socket(socket.AF_UNIX)
-    onward.connect(companion.environment()[SOCKET_VARIABLE])
-
-    def relay() -> None:
-        while chunk := far.recv(65536):
-            onward.sendall(chunk)
-        onward.close()
-        far.close()
-
-    thread = threading.Thread(target=relay)
-    thread.start()
-    until(lambda: sink._queued == 0)
+    assert caplog.text.count("records are being lost") == 1
+    companion.go_on()
+    until(lambda: sink._ring.read == sink._ring.written)
     for number in range(100, 110):
         sink.write(pass_frame(number))
     sink.close()
-    thread.join()
-    manifest = companion.stop()
-    passes = numbers(Run.open(run_dir))
+    companion.stop()
+    run = Run.open(run_dir)
     kept = 100 - sink.dropped
-    assert passes == [*range(kept), *range(100, 110)]
-    assert [(g.reason, g.frame, g.frames, g.after_pass, g.before_pass) for g in manifest.gaps] == [
+    assert numbers(run) == [*range(kept), *range(100, 110)]
+    assert [(g.reason, g.frame, g.frames, g.after_pass, g.before_pass) for g in run.gaps] == [
         ("lost", kept, sink.dropped, kept - 1, 100)
     ]
 
 
-def test_frames_dropped_at_the_very_end_show_too(companion: Companion, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = connect(companion)
+def test_frames_dropped_at_the_very_end_show_too(run_dir: Path, other: Callable[..., OtherCompanion]) -> None:
+    companion = other(buffer=30_000)
+    sink = companion.connect()
     sink.write(pass_frame(0))
-    monkeypatch.setattr(sink, "_has_room", lambda _: False)
-    sink._queue.append(b"")  # as if the companion were behind
-    sink.write(pass_frame(1))
-    sink._queue.clear()
+    sink.write(pass_frame(1, padding=40_000))
     sink.close()
+    companion.stop()
     assert sink.dropped == 1
-    assert [(g.reason, g.frame, g.frames) for g in companion.stop().gaps] == [("lost", 1, 1)]
+    assert [(g.reason, g.frame, g.frames) for g in Run.open(run_dir).gaps] == [("lost", 1, 1)]
 
 
-def test_a_blocking_sink_waits_and_loses_nothing(ends: tuple[socket.socket, IO[bytes]]) -> None:
-    near, far = ends
-    sink = CompanionSink(near, 0, on_full="block", capacity=8_000)
-    received: list[bytes] = []
-
-    def read() -> None:
-        while chunk := far.read(512):
-            received.append(chunk)
-            time.sleep(0.0002)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    bodies = [pass_frame(number, padding=3_000) for number in range(60)]
-    for body in bodies:
-        sink.write(body)
+def test_a_blocking_sink_waits_and_loses_nothing(run_dir: Path, other: Callable[..., OtherCompanion]) -> None:
+    companion = other(buffer=8_000, on_full="block")
+    sink = companion.connect()
+    for number in range(60):
+        sink.write(pass_frame(number, padding=3_000))
     sink.close()
-    thread.join(SOON_S)
+    companion.stop()
     assert sink.dropped == 0
-    assert sum(map(len, received)) > sum(map(len, bodies))
+    assert numbers(Run.open(run_dir)) == list(range(60))
 
 
-def test_a_blocking_sink_gives_up_on_a_companion_that_hangs(ends: tuple[socket.socket, IO[bytes]]) -> None:
-    near, _ = ends
-    sink = CompanionSink(near, 0, on_full="block", capacity=8_000, block_s=0.05)
+def test_a_blocking_sink_gives_up_on_a_companion_that_hangs(other: Callable[..., OtherCompanion]) -> None:
+    companion = other(buffer=8_000, on_full="block")
+    sink = companion.connect(block_s=0.1)
+    companion.pause()
     begin = time.monotonic()
     for number in range(20):
         sink.write(pass_frame(number, padding=3_000))
-    assert 0.05 <= time.monotonic() - begin < 5
+    assert 0.1 <= time.monotonic() - begin < 1.0, "it waits once, not for each frame"
     assert sink.dropped > 5
+    companion.go_on()
+    until(lambda: sink._ring.read == sink._ring.written)
+    sink.write(pass_frame(20))
+    companion.pause()
+    sink.write(pass_frame(21, padding=3_000))
+    sink.write(pass_frame(22, padding=3_000))
+    begin = time.monotonic()
+    sink.write(pass_frame(23, padding=3_000))
+    assert time.monotonic() - begin >= 0.1, "it trusts a companion that came back"
 
 
 def test_closing_gives_up_on_a_companion_that_hangs(
-    ends: tuple[socket.socket, IO[bytes]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    other: Callable[..., OtherCompanion],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("schedscope.recorder.sink._CLOSE_S", 0.1)
-    near, _ = ends
-    sink = CompanionSink(near, 4)
-    for number in range(20):
-        sink.write(pass_frame(number, padding=3_000))
+    page = 4096
+    companion = other(buffer=page)
+    sink = companion.connect()
+    companion.pause()
+    sink.write(pass_frame(0, padding=1000 + page - len(stamp(pass_frame(0, padding=1000), 0)) - 10))
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
         sink.close()
     assert not sink.attached
-    assert len(endings(caplog, 4)) == 1
-    assert "rank 4 ended at frame 20" in caplog.text
-    assert "did not take the last frames" in caplog.text
-    assert sink._thread is not None
-    sink._thread.join(SOON_S)
-    assert not sink._thread.is_alive()
+    assert len(endings(caplog)) == 1
+    assert "rank 0 ended at frame 1" in caplog.text
+    assert "did not make room for the end" in caplog.text
+
+
+def test_a_ring_lives_in_memory_and_goes_away(companion: Companion, run_dir: Path) -> None:
+    sink = connect(companion)
+    link = rank_dir(run_dir, 0) / LINK
+    memory = link.readlink()
+    assert memory.stat().st_mode & 0o777 == 0o600
+    sink.close()
+    companion.stop()
+    assert not memory.exists()
+    assert not link.is_symlink()
 
 
 def test_a_broken_frame_detaches_without_raising(companion: Companion, caplog: pytest.LogCaptureFixture) -> None:
     sink = connect(companion)
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
-        sink.write(b"not a frame, but long enough to be taken for one")
+        sink.write("not a frame")  # type: ignore[arg-type]
         sink.write(pass_frame(0))
         sink.close()
     assert not sink.attached
@@ -481,7 +569,7 @@ def test_without_a_companion_nothing_is_recorded(tmp_path: Path, caplog: pytest.
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
         assert open_sink(3, environ={SOCKET_VARIABLE: str(tmp_path / "none")}) is None
-    assert "rank 3 is not recorded: no companion at" in caplog.text
+    assert "rank 3 is not recorded: the companion at" in caplog.text
 
 
 def test_a_forked_child_leaves_the_stream_alone(companion: Companion, run_dir: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder import frame as frames
 from schedscope.recorder.frame import (
+    Body,
     Damage,
     Frame,
     FrameReader,
@@ -22,7 +23,7 @@ from schedscope.recorder.frame import (
     MalformedRowsError,
     Rows,
     decode,
-    encode_frame,
+    encode,
     pack,
     scan,
     stamp,
@@ -67,7 +68,7 @@ def pass_row(number: int) -> tuple[Any, ...]:
     return (number, *defaults[1:])
 
 
-def write_journal(directory: Path, bodies: list[bytes], first: int = 0, number: int = 0) -> Path:
+def write_journal(directory: Path, bodies: list[Body], first: int = 0, number: int = 0) -> Path:
     directory.mkdir(exist_ok=True)
     writer = JournalWriter(directory, 0, number, first)
     for i, body in enumerate(bodies):
@@ -79,7 +80,7 @@ def write_journal(directory: Path, bodies: list[bytes], first: int = 0, number: 
 @settings(max_examples=60, deadline=None)
 @given(any_rows)
 def test_rows_survive_a_frame(rows: Rows) -> None:
-    (frame,) = scan(stamp(encode_frame(rows), 7))
+    (frame,) = scan(stamp(encode(rows), 7))
     assert isinstance(frame, Frame)
     assert (frame.kind, frame.ordinal) == (Kind.ROWS, 7)
     assert decode(frame.payload) == rows
@@ -90,7 +91,7 @@ def test_rows_survive_a_frame(rows: Rows) -> None:
 @given(any_rows, st.integers(0, 2**31 - 1))
 def test_rows_survive_parquet(tmp_path_factory: pytest.TempPathFactory, rows: Rows, rank: int) -> None:
     directory = tmp_path_factory.mktemp("run") / f"rank={rank}"
-    path = write_journal(directory, [encode_frame(rows)])
+    path = write_journal(directory, [encode(rows)])
     journal = read_journal(path)
     journal.rank = rank
     segment = write_segment(journal)
@@ -103,7 +104,7 @@ def test_rows_survive_parquet(tmp_path_factory: pytest.TempPathFactory, rows: Ro
 
 @given(st.text(alphabet=st.characters(categories=["Cs", "L"]), min_size=1, max_size=6))
 def test_rids_that_are_no_unicode_are_spelled_out(rid: str) -> None:
-    (frame,) = scan(encode_frame({"tokens": [token_row(1, rid)]}))
+    (frame,) = scan(stamp(encode({"tokens": [token_row(1, rid)]}), 0))
     assert isinstance(frame, Frame)
     written = decode(frame.payload)["tokens"][0][2]
     assert written.encode() == rid.encode(errors="backslashreplace")
@@ -121,7 +122,7 @@ def test_rids_that_are_no_unicode_are_spelled_out(rid: str) -> None:
     ],
 )
 def test_rows_that_do_not_follow_the_schema_are_named(rows: Rows, message: str) -> None:
-    (frame,) = scan(encode_frame(rows))
+    (frame,) = scan(stamp(encode(rows), 0))
     assert isinstance(frame, Frame)
     with pytest.raises(MalformedRowsError) as caught:
         decode(frame.payload)
@@ -131,7 +132,7 @@ def test_rows_that_do_not_follow_the_schema_are_named(rows: Rows, message: str) 
 def test_oversized_frames_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_PAYLOAD", 100)
     with pytest.raises(ValueError, match="at most 100 fit"):
-        encode_frame({"tokens": [token_row(i) for i in range(100)]})
+        stamp(encode({"tokens": [token_row(i) for i in range(100)]}), 0)
     monkeypatch.undo()
     big = pack(Kind.ROWS, b"x" * 200)
     monkeypatch.setattr(frames, "MAX_PAYLOAD", 100)
@@ -171,11 +172,12 @@ def test_scanning_covers_everything_in_order(noise: bytes, payloads: list[bytes]
 
 
 def test_a_journal_cut_at_any_byte_keeps_what_is_whole(tmp_path: Path) -> None:
-    bodies = [encode_frame({"passes": [pass_row(i)], "tokens": [token_row(i)]}) for i in range(3)]
+    bodies = [encode({"passes": [pass_row(i)], "tokens": [token_row(i)]}) for i in range(3)]
     path = write_journal(tmp_path / "rank=0", bodies)
     data = path.read_bytes()
-    head = len(data) - sum(map(len, bodies))
-    ends = [head + sum(map(len, bodies[:i])) for i in range(4)]
+    sizes = [len(stamp(body, 0)) for body in bodies]
+    head = len(data) - sum(sizes)
+    ends = [head + sum(sizes[:i]) for i in range(4)]
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         journal = read_journal(path)
@@ -191,8 +193,10 @@ def test_a_journal_cut_at_any_byte_keeps_what_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_anywhere_costs_one_frame_and_shows(tmp_path: Path) -> None:
-    bodies = [encode_frame({"passes": [pass_row(i)]}) for i in range(4)]
-    path = write_journal(tmp_path / "rank=0", [*bodies, pack(Kind.END, b"")])
+    bodies = [encode({"passes": [pass_row(i)]}) for i in range(4)]
+    path = write_journal(tmp_path / "rank=0", bodies)
+    with path.open("ab") as file:
+        file.write(pack(Kind.END, b"", len(bodies)))
     data = path.read_bytes()
     chance = random.Random(1)
     for position in range(len(data)):
@@ -219,7 +223,7 @@ def test_missing_numbers_are_gaps(tmp_path: Path) -> None:
     (tmp_path / "rank=0").mkdir()
     writer = JournalWriter(tmp_path / "rank=0", 0, 3, 10)
     for ordinal, number in ((12, 50), (13, 51), (17, 60)):
-        writer.append(stamp(encode_frame({"passes": [pass_row(number)]}), ordinal), 1)
+        writer.append(stamp(encode({"passes": [pass_row(number)]}), ordinal), 1)
     writer.append(pack(Kind.END, b"", 20), 0)
     writer.close()
     journal = read_journal(writer.path)
@@ -233,9 +237,7 @@ def test_missing_numbers_are_gaps(tmp_path: Path) -> None:
 
 
 def test_malformed_rows_are_a_gap_that_says_why(tmp_path: Path) -> None:
-    path = write_journal(
-        tmp_path / "rank=0", [encode_frame({"tokens": [(1,)]}), encode_frame({"tokens": [token_row(2)]})]
-    )
+    path = write_journal(tmp_path / "rank=0", [encode({"tokens": [(1,)]}), encode({"tokens": [token_row(2)]})])
     journal = read_journal(path)
     assert journal.rows == {"tokens": [token_row(2)]}
     (gap,) = journal.gaps
@@ -266,7 +268,7 @@ def test_a_failed_write_leaves_the_journal_whole(tmp_path: Path, monkeypatch: py
             return real(fd, data[:30])
         raise OSError(28, "No space left on device")
 
-    body = encode_frame({"tokens": [token_row(1)]})
+    body = encode({"tokens": [token_row(1)]})
     writer.append(stamp(body, 0), 0)
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):

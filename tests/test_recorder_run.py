@@ -16,7 +16,7 @@ import duckdb
 import pytest
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder import parts, rank_log
-from schedscope.recorder.frame import encode_frame, parse_header, stamp
+from schedscope.recorder.frame import Body, encode, parse_header, stamp
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import read_journal
 from schedscope.recorder.lock import hold, is_held
@@ -48,7 +48,7 @@ def row(table: str, **given: Any) -> tuple[Any, ...]:
     return tuple((filled | given).values())
 
 
-def pass_frame(number: int) -> bytes:
+def pass_frame(number: int) -> Body:
     rows = {
         "passes": [row("passes", seq=2 * number, now=number / 8, **{"pass": number})],
         "decisions": [row("decisions", rid=f"r{number}-{i}", **{"pass": number}) for i in range(DECISIONS)],
@@ -56,7 +56,7 @@ def pass_frame(number: int) -> bytes:
     }
     if number % 2:
         rows["requests"] = [row("requests", rid=f"r{number}-0", prompt_tokens=number)]
-    return encode_frame(rows)
+    return encode(rows)
 
 
 @pytest.fixture
@@ -154,8 +154,8 @@ def test_the_rows_of_a_pass_come_from_its_segment_alone(run_dir: Path, monkeypat
 def test_a_pass_whose_step_is_in_the_next_segment_is_whole(run_dir: Path) -> None:
     sink = DirectSink(run_dir, 0, limits=Limits(passes=1))
     for number in range(4):
-        sink.write(encode_frame({"passes": [row("passes", **{"pass": number})]}))
-        sink.write(encode_frame({"steps": [row("steps", step=number, **{"pass": number})]}))
+        sink.write(encode({"passes": [row("passes", **{"pass": number})]}))
+        sink.write(encode({"steps": [row("steps", step=number, **{"pass": number})]}))
         assert len(Run.open(run_dir).pass_rows(0, number)["steps"]) == 1
     sink.close()
     run = Run.open(run_dir)

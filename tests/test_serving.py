@@ -21,7 +21,7 @@ from schedscope.engine.server import Serving, build_app, serve_app
 from schedscope.engine.serving import ServingEngine, largest_request
 from schedscope.engine.tokenizer import load_tokenizer
 from schedscope.engine.trace import read_trace
-from schedscope.recorder.hello import Description
+from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import DirectSink
@@ -43,7 +43,9 @@ def serve_and_record(
     path = create_run(folder, name)
     tracers = []
     for rank in range(config.dp_size):
-        sink = DirectSink(path, rank, Description(config=config.to_dict(), model=model.name))
+        sink = DirectSink(
+            path, rank, Description(config=config.to_dict(), model=model.name), detail=Detail(level="full")
+        )
         tracers.append(RunTracer(sink, checkpoint_every=40))
     engine = ServingEngine(config, model, load_tokenizer(), tracers=tracers)
     for rank_loop, tracer in zip(engine.ranks, tracers, strict=True):

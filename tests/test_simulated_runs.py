@@ -14,6 +14,7 @@ from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot, take_snapshot
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.run import Run
 from schedscope.replay.verify import verify
 from simulation import Workload, drive, record
@@ -60,6 +61,48 @@ def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, se
     later = verify(run, 0, start_pass=whole.passes * 2 // 3)
     assert later.divergence is None
     assert later.passes == whole.passes - whole.passes * 2 // 3
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    detail=st.builds(
+        Detail,
+        level=st.sampled_from(["passes", "decisions", "full"]),
+        sample=st.sampled_from([1, 1, 3]),
+        tokens=st.sampled_from(["full", "hashed"]),
+    ),
+)
+def test_whatever_is_left_out_any_run_replays(tmp_path: Path, seed: int, detail: Detail) -> None:
+    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, detail=detail))
+    found = verify(run, 0)
+    assert found.divergence is None
+    assert found.passes == run.passes(0).count > 0
+    explained = set(run.table("decisions", 0, ["pass"])["pass"].to_pylist())
+    assert all(number % detail.sample == 0 for number in explained)
+    assert bool(explained) == (detail.level != "passes")
+
+
+@pytest.mark.parametrize(("page_size", "threshold"), [(1, 32), (16, 32), (64, 32), (16, 40)])
+def test_hashed_tokens_tell_nothing_but_equality(tmp_path: Path, page_size: int, threshold: int) -> None:
+    config = SchedulerConfig(
+        schedule_policy="lpm",
+        page_size=page_size,
+        max_total_tokens=1600,
+        max_running_requests=4,
+        in_batch_prefix_caching_deprioritize_threshold=threshold,
+        in_batch_prefix_caching_check_threshold=threshold,
+    )
+    recorded = {}
+    for tokens in ("full", "hashed"):
+        path = record(tmp_path / tokens, config, seed=3, requests=80, detail=Detail(tokens=tokens))
+        run = Run.open(path)
+        assert verify(run, 0).divergence is None
+        assert run.table("decisions")["shared_len"].drop_null().to_pylist(), "duplicates occur"
+        recorded[tokens] = [row["ids"] for row in run.rows("tokens", 0)]
+    assert [len(ids) for ids in recorded["full"]] == [len(ids) for ids in recorded["hashed"]]
+    known = {i for ids in recorded["full"] for i in ids}
+    assert known.isdisjoint({i for ids in recorded["hashed"] for i in ids if i})
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -1,0 +1,75 @@
+"""A companion over HTTP: `POST /keep` makes it keep what lies around this moment, `GET /status` tells how it is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import parse_qs, urlsplit
+
+from schedscope.engine.errors import UsageError
+from schedscope.recorder.companion import Companion
+
+LOCAL = "127.0.0.1"
+
+
+class Control:
+    """Serves while it is entered. Raises UsageError where it can't listen.
+
+    Args:
+        address: `PORT` or `HOST:PORT`; without a host only this machine is served, and port 0 is any free one.
+    """
+
+    def __init__(self, companion: Companion, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            self._server = ThreadingHTTPServer((host or LOCAL, int(port)), _handler(companion))
+        except (OSError, ValueError, OverflowError) as error:
+            raise UsageError(f"--control {address}: can't listen there: {error}") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="schedscope-control", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> Control:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(companion: Companion) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            url = urlsplit(self.path)
+            if url.path != "/keep":
+                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no {url.path}; there is: POST /keep?reason=TEXT"})
+            reason = parse_qs(url.query).get("reason", ["asked over HTTP"])[0]
+            companion.keep(reason)
+            return self._answer(HTTPStatus.ACCEPTED, {"reason": reason})
+
+        def do_GET(self) -> None:
+            if self.path != "/status":
+                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is: GET /status"})
+            return self._answer(HTTPStatus.OK, companion.status())
+
+        def _answer(self, status: HTTPStatus, document: object) -> None:
+            body = json.dumps(document).encode() + b"\n"
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: what it does is in the companion's log."""
+
+    return Handler

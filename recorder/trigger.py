@@ -1,0 +1,54 @@
+"""Triggers: a condition on what was just recorded, in SQL, that makes a flight recorder keep what lies around it."""
+
+from __future__ import annotations
+
+import duckdb
+from schedscope.engine.errors import UsageError
+from schedscope.recorder.frame import Rows
+from schedscope.recorder.schema import TABLES, Table
+from schedscope.recorder.segment import to_arrow
+
+WATCHED = ("requests", "passes", "steps")
+
+MEASURES = {
+    "ttft_ms": "(first_token_ns - arrive_ns) / 1e6",
+    "queue_ms": "(admit_ns - queue_ns) / 1e6",
+    "e2e_ms": "(finish_ns - arrive_ns) / 1e6",
+}
+"""What a condition on a request may also name."""
+
+
+class Trigger:
+    """A condition such as `ttft_ms > 2000`, on requests as they end, or `passes: queue_len > 100`.
+
+    Raises UsageError for one that DuckDB doesn't understand.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        table, colon, condition = text.partition(":")
+        named = bool(colon) and table.strip() in WATCHED
+        self.table: Table = TABLES[table.strip() if named else "requests"]
+        measures = "".join(f", {sql} AS {name}" for name, sql in MEASURES.items())
+        source = f"(SELECT *{measures if self.table.name == 'requests' else ''} FROM recorded)"
+        self._query = f"SELECT * FROM {source} WHERE {condition if named else text} LIMIT 1"
+        self._connection = duckdb.connect()
+        self._connection.execute("SET threads = 1")
+        try:
+            self._ask({})
+        except duckdb.Error as error:
+            raise UsageError(f"--keep-when {text!r}: {error}") from None
+
+    def check(self, rows: Rows) -> str | None:
+        """What made it go off, in words; None: nothing did."""
+        found = self._ask(rows)
+        if found is None:
+            return None
+        what = found["rid"] if self.table.name == "requests" else found[self.table.row[0].name]
+        return f"{self.text} ({self.table.name.removesuffix('es' if self.table.name == 'passes' else 's')} {what})"
+
+    def _ask(self, rows: Rows) -> dict[str, object] | None:
+        recorded = to_arrow(self.table, 0, rows.get(self.table.name, ()))
+        self._connection.register("recorded", recorded)
+        found = self._connection.sql(self._query).to_arrow_table().to_pylist()
+        return found[0] if found else None
