@@ -26,16 +26,16 @@ from schedscope.replay.script import Script, script_of_rows
 
 WORK = 48_000
 """Rows of batches and queues between two checkpoints: what rebuilding any pass takes at most."""
+REPEAT = 32
+"""A part gets a checkpoint that stands alone once this many times as many rows and token ids were recorded as the last
+of them carried: so they stay a small share of the log."""
+ALONE_S = 300.0
+"""Or after this time, seconds of the scheduler's clock: so that a log which keeps its last minutes can be replayed."""
 
 _STEP_WORK = 8
 """A step without any row costs as much as so many rows."""
 _TOKENS_PER_WORK = 64
 """So many token ids are read in the time of a row."""
-_REPEAT = 32
-"""Parts begin with a checkpoint that stands alone once this many times as many rows and token ids were recorded as the
-last of them carried: so they stay a small share of the log."""
-_ALONE_S = 300.0
-"""Or after this time, seconds of the scheduler's clock: so that a log which keeps its last minutes can be replayed."""
 
 log = logging.getLogger("schedscope.replay")
 
@@ -46,13 +46,19 @@ class Shadow:
     Args:
         config: the recorded scheduler's.
         work: see `WORK`.
+        repeat: see `REPEAT`; 0: every part gets one.
+        alone_s: see `ALONE_S`; a flight recorder wants a small part of what it keeps.
     """
 
-    def __init__(self, config: SchedulerConfig, *, work: int = WORK) -> None:
+    def __init__(
+        self, config: SchedulerConfig, *, work: int = WORK, repeat: int = REPEAT, alone_s: float = ALONE_S
+    ) -> None:
         self.stopped: str | None = None
         """Why the recording can't be followed at present; None: it is being followed."""
         self._config = config
         self._limit = work
+        self._repeat = repeat
+        self._alone_s = alone_s
         self._watch = _Watch(CheckpointWriter(since=0))
         self._rebuild = self._watch.rebuild = Rebuild(Scheduler(config, self._watch))
         self._work = 0
@@ -119,9 +125,9 @@ class Shadow:
         if not self._rebuild.tick:
             self._alone_at = script.turns[0].now if script.turns else None
             return False
-        if self._alone_at is None or self._recorded >= _REPEAT * self._carried:
+        if self._alone_at is None or self._recorded >= self._repeat * self._carried:
             return True
-        return bool(script.turns) and script.turns[-1].now >= self._alone_at + _ALONE_S
+        return bool(script.turns) and script.turns[-1].now >= self._alone_at + self._alone_s
 
     def _checkpoint(self, *, alone: bool) -> Row:
         row = self._watch.writer.write(self._rebuild.scheduler, self._rebuild.tick, alone=alone)

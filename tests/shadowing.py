@@ -1,8 +1,9 @@
-"""Gives a recorded run the checkpoints that a shadow takes while a run is sealed."""
+"""Gives a recorded run the checkpoints that a shadow takes while a run is sealed, and other changes behind its back."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from schedscope.engine.config import SchedulerConfig
@@ -24,16 +25,31 @@ def rows_of(segment: Segment) -> Rows:
     return found
 
 
-def shadow_run(path: Path, config: SchedulerConfig, *, work: int = 2_000) -> Shadow:
-    """Follow rank 0 of a sealed run, and seal what the shadow adds. Returns the shadow."""
-    shadow = Shadow(config, work=work)
+def rewrite(segment: Segment, change: Callable[[Rows], None]) -> None:
+    """Seal a part again with other rows."""
+    rows, index = rows_of(segment), segment.index
+    change(rows)
+    path = segment.path.parent / f"{segment.number:08d}.journal"
+    journal = Journal(path, index.rank, segment.number, index.first_frame, index.next_frame, rows, ended=index.ended)
+    shutil.rmtree(segment.path)
+    write_segment(journal)
+
+
+def shadow_run(
+    path: Path, config: SchedulerConfig, *, work: int = 1_000, repeat: int = 2, skip: tuple[int, ...] = ()
+) -> Shadow:
+    """Follow rank 0 of a sealed run, and seal what the shadow adds. Returns the shadow.
+
+    Args:
+        skip: numbers of parts that it never gets to see.
+    """
+    shadow = Shadow(config, work=work, repeat=repeat)
+
+    def follow(rows: Rows) -> None:
+        for table, made in shadow.advance(rows).items():
+            rows[table] = sorted(rows.get(table, []) + made)
+
     for segment in list_segments(path, 0):
-        rows, index = rows_of(segment), segment.index
-        for table, more in shadow.advance(rows).items():
-            rows[table] = sorted(rows.get(table, []) + more)
-        frames = index.first_frame, index.next_frame
-        journal = Journal(segment.path.parent / f"{segment.number:08d}.journal", 0, segment.number, *frames, rows)
-        journal.ended = index.ended
-        shutil.rmtree(segment.path)
-        write_segment(journal)
+        if segment.number not in skip:
+            rewrite(segment, follow)
     return shadow
