@@ -10,7 +10,7 @@ from cyclopts import App
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from schedscope.cli.options import LogDir, RunName, Settings, Switch, parse_settings
 from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
-from schedscope.engine.errors import DivergenceError, RunNotFoundError
+from schedscope.engine.errors import DivergenceError, RunNotFoundError, UsageError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.redecide import Redecided, decide_again, redecide
@@ -66,18 +66,24 @@ def one_pass(
 
 
 @app.command(name="all")
-def every_pass(*, run: RunName = None, log: LogDir = None, rank: int | None = None, json: Switch = False) -> int:
+def every_pass(
+    *, run: RunName = None, log: LogDir = None, rank: int | None = None, jobs: int = 1, json: Switch = False
+) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 
     Parameters
     ----------
     rank
         Only this scheduler of the run.
+    jobs
+        Processes that share the work, which is split at checkpoints.
     json
         Print one JSON document instead of text.
     """
+    if jobs < 1:
+        raise UsageError("--jobs: at least 1")
     recorded = Run.open(resolve_run(run, log))
-    verdicts = verify_run(recorded, rank)
+    verdicts = verify_run(recorded, rank, jobs)
     divergent = [verdict for verdict in verdicts if verdict.divergence]
     if json:
         body = {
@@ -85,7 +91,9 @@ def every_pass(*, run: RunName = None, log: LogDir = None, rank: int | None = No
             "passes": sum(verdict.passes for verdict in verdicts),
             "decisions": sum(verdict.decisions for verdict in verdicts),
             "identical": not divergent,
-            "ranks": [{"rank": v.rank, "passes": v.passes, **_verdict_json(v)} for v in verdicts],
+            "ranks": [
+                {"rank": v.rank, "first_pass": v.first_pass, "passes": v.passes, **_verdict_json(v)} for v in verdicts
+            ],
             "gaps": msgspec.to_builtins(recorded.gaps),
         }
         print_json("schedscope.replay-all/1", body)
@@ -94,7 +102,7 @@ def every_pass(*, run: RunName = None, log: LogDir = None, rank: int | None = No
     return DIVERGENT if divergent else 0
 
 
-def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
+def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict]:
     """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
     ranks = run.ranks if rank is None else [rank]
     if not ranks:
@@ -104,7 +112,7 @@ def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
         for each in ranks:
             total = run.passes(each).count if each in run.ranks else 0
             advance = partial(_advance, progress, progress.add_task(f"rank {each}", total=total))
-            verdicts.append(verify(run, each, progress=advance))
+            verdicts.append(verify(run, each, jobs=jobs, progress=advance))
     return verdicts
 
 
@@ -113,7 +121,8 @@ def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
     for gap in run.gaps:
         console.print(f"gap: {gap_words(gap)}", style="yellow", markup=False, soft_wrap=True)
     for verdict in verdicts:
-        what = f"rank {verdict.rank}: {verdict.passes:,} passes, {verdict.decisions:,} decisions"
+        since = f" from pass {verdict.first_pass} on" if verdict.first_pass else ""
+        what = f"rank {verdict.rank}: {verdict.passes:,} passes{since}, {verdict.decisions:,} decisions"
         console.print(what, end=": ")
         _print_verdict(verdict)
 

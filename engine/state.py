@@ -17,7 +17,7 @@ from schedscope.engine import tokens
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import Plan
+from schedscope.engine.decision import Plan, gate
 from schedscope.engine.delayer import DelayerState, Report
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.live import Live
@@ -116,7 +116,7 @@ class SchedulerState:
         """What a decision may read, frozen."""
         return View(
             queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
-            running=tuple(self._running(live) for live in self.running),
+            running=tuple([self._running(live) for live in self.running]),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -131,6 +131,12 @@ class SchedulerState:
             token_usage=self.token_usage,
             now=now,
         )
+
+    def gate(self) -> Plan | None:
+        """The plan of a step that a gate ends, from what can be told without a view; None: it needs one."""
+        free_rows = self.config.max_running_requests - self.rows
+        facts = (self.batch_is_full, self.chunked is not None, len(self.queue), len(self.running), free_rows)
+        return gate(self.config, *facts)
 
     @staticmethod
     def _waiting(live: Live) -> Waiting:
@@ -155,19 +161,20 @@ class SchedulerState:
         return live.waiting
 
     def _running(self, live: Live) -> Running:
-        request = live.request
-        return Running(
-            rid=request.rid,
-            prompt_len=live.prompt_len,
-            output_len=live.output_len,
-            max_new_tokens=request.sampling.max_new_tokens,
-            ignore_eos=request.sampling.ignore_eos,
-            priority=live.priority,
-            routing_key=request.routing_key,
-            entry_time=live.entry_time,
-            finished=live.finished,
-            private=self._ceil(len(live.row)) - live.protected_len,
-            lock=live.lock,
+        request, page = live.request, self.config.page_size
+        sampling = request.sampling
+        return Running(  # by position, which is faster: this runs for every request in every pass
+            request.rid,
+            live.prompt_len,
+            live.output_len,
+            sampling.max_new_tokens,
+            sampling.ignore_eos,
+            live.priority,
+            request.routing_key,
+            live.entry_time,
+            live.finished,
+            -(-len(live.row) // page) * page - live.protected_len,
+            live.lock,
         )
 
     def _chunked(self) -> Chunked | None:
@@ -184,10 +191,6 @@ class SchedulerState:
             ignore_eos=live.request.sampling.ignore_eos,
             retracted=live.retracted,
         )
-
-    def _ceil(self, count: int) -> int:
-        page = self.config.page_size
-        return -(-count // page) * page
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
@@ -276,8 +279,8 @@ class SchedulerState:
             by_rid[self.chunked.rid] = self.chunked
         joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
-            rids = {live.rid for live in joining}
-            self.queue = [live for live in self.queue if live.rid not in rids]
+            gone = set(joining)
+            self.queue = [live for live in self.queue if live not in gone]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now)
@@ -446,7 +449,7 @@ class SchedulerState:
     def decode_room(self, lives: Iterable[Live]) -> int:
         """Tokens, whole pages, that the next decode of these requests allocates."""
         page = self.config.page_size
-        return sum(1 for live in lives if live.kv_len % page == 0) * page
+        return sum([live.kv_len % page == 0 for live in lives]) * page
 
     def fits_decode(self, lives: Sequence[Live]) -> bool:
         """Whether these requests can decode one token each, after evicting what can go."""
@@ -459,9 +462,10 @@ class SchedulerState:
         """A slot for one more token each."""
         if not self.cache.disabled:
             self.make_room(len(lives) * self.config.page_size)
+        self.pool.extend_each([live.row for live in lives])
         members = []
         for live in lives:
-            self.pool.extend(live.row, live.kv_len + 1)
-            members.append(Member(live, live.kv_len, live.kv_len + 1, True, False))
-            live.kv_len += 1
+            start = live.kv_len
+            live.kv_len = start + 1
+            members.append(Member(live, start, start + 1, True, False))
         return members

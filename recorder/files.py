@@ -11,7 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,19 @@ _OPEN = 64
 """Files that stay open between look-ups."""
 
 
+class Within(NamedTuple):
+    """Some rows of a table: those with a column from `first` to `last`, both included."""
+
+    column: str
+    first: int
+    last: int
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Those of a table that has the column."""
+        value = table[self.column]
+        return table.filter(pc.and_(pc.greater_equal(value, self.first), pc.less_equal(value, self.last)))
+
+
 class RowGroup(msgspec.Struct, frozen=True, array_like=True):
     """Rows that are encoded together."""
 
@@ -42,14 +55,10 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
     """Smallest pass of its rows; None: no row belongs to a pass, or the table has none."""
     last_pass: int | None
 
-    def may_hold(self, first: int, last: int) -> bool:
-        """Whether rows of these passes, both included, may be in it."""
-        return (
-            self.first_pass is not None
-            and self.last_pass is not None
-            and self.first_pass <= last
-            and first <= self.last_pass
-        )
+    def may_hold(self, passes: Within) -> bool:
+        """Whether rows of these passes may be in it."""
+        first, last = self.first_pass, self.last_pass
+        return first is not None and last is not None and first <= passes.last and passes.first <= last
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +198,19 @@ class TableFile:
             return self._facts.groups
         metadata = self._file.metadata
         return [RowGroup(metadata.row_group(i).num_rows, 0, 0, None, None) for i in range(metadata.num_row_groups)]
+
+    def groups_with(self, within: Within) -> list[int]:
+        """Row groups that can hold such rows."""
+        numbers = range(self._file.metadata.num_row_groups)
+        if within.column == PASS:
+            return list(numbers) if self._facts is None else [i for i in numbers if self.groups[i].may_hold(within)]
+        place = self._file.schema_arrow.names.index(within.column)  # no column before it has more than one leaf
+        known = [self._file.metadata.row_group(i).column(place).statistics for i in numbers]
+        return [
+            i
+            for i, range_ in zip(numbers, known, strict=True)
+            if range_ is None or not range_.has_min_max or (range_.min <= within.last and within.first <= range_.max)
+        ]
 
     def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Rows of some row groups, by default of all; texts may come dictionary-encoded, see `plain`."""

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import OpenFiles
-from schedscope.recorder.journal import SORTED, Journal, JournalTail, read_ring
+from schedscope.recorder.files import OpenFiles, Within
+from schedscope.recorder.journal import Journal, JournalTail, read_ring
 from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
@@ -61,29 +60,24 @@ class Part:
         """Last pass that any row belongs to. The next part may go on with it."""
         return self._passes[1] if self._passes is not None else None
 
-    def table(self, name: str, columns: Sequence[str] | None = None, passes: tuple[int, int] | None = None) -> pa.Table:
-        """Its rows of a table, in recorded order.
-
-        Args:
-            passes: of `passes` and `decisions` only the rows of these, both included; of other tables, all rows.
+    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
+        """Its rows of a table, in recorded order; only those `within`, for which no more than needed is read.
 
         Raises RunFormatError, naming the file, for one that can't be read.
         """
         table = TABLES[name]
-        if passes is None or name not in SORTED:
+        if within is None:
             return self._read(table, columns, None)
-        wanted = None if columns is None else [*columns, *(["pass"] if "pass" not in columns else [])]
-        rows = self._read(table, wanted, passes)
-        hits = pc.and_(pc.greater_equal(rows["pass"], passes[0]), pc.less_equal(rows["pass"], passes[1]))
-        kept = rows.filter(hits)
+        wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
+        kept = within.rows(self._read(table, wanted, within))
         return kept if columns is None else kept.select(list(columns))
 
-    def _read(self, table: Table, columns: Sequence[str] | None, passes: tuple[int, int] | None) -> pa.Table:
+    def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
         if isinstance(self._source, Journal):
             rows = to_arrow(table, self.rank, self._source.rows.get(table.name, ()))
             return rows if columns is None else rows.select(list(columns))
         try:
-            return self._source.read(table, columns, passes=passes)
+            return self._source.read(table, columns, within=within)
         except FileNotFoundError:
             return self._read_merged(self._source, table, columns)
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
-from schedscope.recorder.files import OpenFiles
-from schedscope.recorder.journal import BY_PASS, Journal
+from schedscope.recorder.files import PASS, OpenFiles, Within
+from schedscope.recorder.journal import BY_PASS, SORTED, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
@@ -116,11 +116,12 @@ class Run:
         table = _table(name)
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
+        within = None if passes is None or name not in SORTED else Within(PASS, *passes)
         pieces = [
             piece
             for parts in self._chosen(rank)
             for part in (parts if passes is None else parts.of_passes(*passes))
-            if (piece := part.table(name, columns, passes)).num_rows
+            if (piece := part.table(name, columns, within)).num_rows
         ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 

@@ -532,10 +532,27 @@ _CHECKPOINTS = Table(
     "The scheduler's state now and then: any later pass is rebuilt from here and the events behind it.",
     (
         _RANK,
-        _seq("Logical tick: everything before it is in the state, nothing after it."),
+        _seq("Logical tick: everything up to it is in the state, nothing after it."),
         _step("The step about to begin."),
         Column("pass", _INT64, None, "The next pass to be made.", encoding="delta"),
-        Column("state", _BINARY, "msgpack", "The state."),
+        Column(
+            "since",
+            _INT64,
+            None,
+            "Tick of the checkpoint from which on the log holds all its token ids, 0 for the run's beginning; its own "
+            "tick: it stands alone, and nothing before it is needed.",
+            encoding="delta",
+        ),
+        Column(
+            "state",
+            _BINARY,
+            "msgpack",
+            "The state. Its token ids are given as pieces of `sources`, by tick: of a request that arrived then, its "
+            "prompt and outputs in `tokens`; of a checkpoint, what it carried.",
+        ),
+        Column(
+            "carried", _IDS, None, "Token ids of the state that neither `tokens` nor a checkpoint has `since` then."
+        ),
     ),
     row_group=8,
 )

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import FileFacts, OpenFiles, TableFile, plain, write_table
+from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
@@ -133,22 +133,20 @@ class Segment:
         table: Table,
         columns: Sequence[str] | None = None,
         *,
-        passes: tuple[int, int] | None = None,
+        within: Within | None = None,
         rows: tuple[int, int] | None = None,
     ) -> pa.Table:
         """Its rows of a table, in recorded order.
 
         Args:
-            passes: only row groups that can hold these passes, both included.
+            within: only row groups that can hold such rows.
             rows: only these, from one up to another.
         """
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
         file = self._open(table)
         if file is None:
             return schema.empty_table()
-        groups = list(range(len(file.groups)))
-        if passes is not None and self._knows_passes(table):
-            groups = [i for i in groups if file.groups[i].may_hold(*passes)]
+        groups = list(range(len(file.groups))) if within is None else file.groups_with(within)
         skipped = 0
         if rows is not None:
             groups, skipped = _overlapping([group.rows for group in file.groups], *rows)
@@ -171,9 +169,7 @@ class Segment:
         file = self._open(table)
         if file is None:
             return table.arrow.empty_table()
-        groups: Sequence[int] = range(len(file.groups))
-        if self._knows_passes(table):
-            groups = [i for i in groups if file.groups[i].may_hold(number, number)]
+        groups = file.groups_with(Within(PASS, number, number))
         if not groups:
             return table.arrow.empty_table()
         return plain(_of_pass(file.read(None, groups), number), table.arrow)
@@ -189,9 +185,6 @@ class Segment:
             if self.path.is_dir():
                 raise RunFormatError(f"{path}: not a readable Parquet file: there is no such file") from None
             raise
-
-    def _knows_passes(self, table: Table) -> bool:
-        return table.name in self.index.files
 
 
 def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:

@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
-from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
+from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
@@ -229,8 +228,7 @@ class RunTracer(Tracer):
         ):
             return
         self._last_checkpoint = scheduler.passes
-        packed = msgspec.msgpack.encode(take_snapshot(scheduler))
-        self._put("checkpoints", (self._next_seq(), scheduler.steps - 1, scheduler.passes, packed))
+        self._put("checkpoints", CheckpointWriter().write(scheduler, self._next_seq(), alone=True))
 
     # ---- rows ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.compact import MergeLimits, choose, compact, merge, tidy
+from schedscope.recorder.files import Within
 from schedscope.recorder.frame import encode, stamp
 from schedscope.recorder.journal import JournalWriter, read_journal
 from schedscope.recorder.parts import list_segments, read_parts
@@ -73,7 +74,7 @@ def test_small_segments_become_a_big_one_with_the_same_rows(run_dir: Path) -> No
     assert (run.passes(0).count, run.passes(0).first, run.passes(0).last, run.gaps) == (109, 0, 108, [])
     assert read_parts(run_dir, 0).ended
     assert [part.table("passes")["pass"].to_pylist() for part in parts[4:6]] == [[*range(40, 50)], [*range(50, 60)]]
-    assert parts[7].table("decisions", ["rid"], (73, 74))["rid"].to_pylist() == [
+    assert parts[7].table("decisions", ["rid"], Within("pass", 73, 74))["rid"].to_pylist() == [
         f"r{number}-{i}" for number in (73, 74) for i in range(DECISIONS)
     ]
 
