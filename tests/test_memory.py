@@ -91,7 +91,9 @@ class PassMachine(RuleBasedStateMachine):
         ordering = order(self.queue, self.cache, config, processed_tokens=processed_tokens)
         assert decided(ordering) == decided(order(self.queue, copy, config, processed_tokens=processed_tokens))
         if again:
-            assert decided(order(self.queue, self.cache, config, processed_tokens=processed_tokens)) == decided(ordering)
+            assert decided(order(self.queue, self.cache, config, processed_tokens=processed_tokens)) == decided(
+                ordering
+            )
         if touches:
             self.cache.touch_many(ordering.touches)
         if sorts:
