@@ -176,7 +176,7 @@ class Ranked(NamedTuple):
 
 
 class Ranking(Sequence[Ranked]):
-    """The queue after sorting. Deciding needs the requests only, so a place with its key is made when it is looked at."""
+    """The queue after sorting. Deciding needs only the requests, so a place and its key are made when looked at."""
 
     def __init__(
         self,
@@ -582,6 +582,6 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
 def _fork(ways: Sequence[_Way], depth: int) -> int:
     """The depth from `depth` on at which not all ways take the same step."""
     first, shortest = ways[0].steps, min([len(way.steps) for way in ways])
-    while depth < shortest and all([way.steps[depth] is first[depth] for way in ways]):
+    while depth < shortest and all(way.steps[depth] is first[depth] for way in ways):
         depth += 1
     return depth
