@@ -24,8 +24,9 @@ from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
 from schedscope.engine.view import Running, Waiting
 
-_MATCHED = itemgetter(Waiting._fields.index("matched"))
-_PROMPT_LEN = itemgetter(Waiting._fields.index("prompt_len"))
+_RID, _PROMPT_LEN, _ENTRY_TIME, _MATCHED = (
+    itemgetter(Waiting._fields.index(name)) for name in ("rid", "prompt_len", "entry_time", "matched")
+)
 _LENGTH = itemgetter(Match._fields.index("length"))
 _CUT_END = attrgetter("end")
 
@@ -175,7 +176,7 @@ class Ranked(NamedTuple):
 
 
 class Ranking(Sequence[Ranked]):
-    """The queue after sorting. Deciding needs the requests only, so a place with its key is made when it is looked at."""
+    """The queue after sorting. Deciding needs only the requests, so a place and its key are made when looked at."""
 
     def __init__(
         self,
@@ -299,29 +300,27 @@ def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 
 def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     now = facts.processed_tokens
-    ratios = []
-    for r, duplicate in zip(queue, duplicates, strict=True):
-        uncached = r.prompt_len - r.matched
-        waited = now - r.arrival_processed_tokens
-        if duplicate is not None:
-            ratios.append(math.inf)
-        elif uncached <= 0:
-            ratios.append(-math.inf)
-        else:
-            ratios.append(-(waited / uncached) if waited > 0 else -0.0)
-    return Keys(HrrnKey, ratios, [r.rid for r in queue]), facts.random_state
+    ratios = [
+        math.inf
+        if duplicate is not None
+        else -math.inf
+        if (uncached := r.prompt_len - r.matched) <= 0
+        else -(waited / uncached if (waited := now - r.arrival_processed_tokens) > 0 else 0.0)
+        for r, duplicate in zip(queue, duplicates, strict=True)
+    ]
+    return Keys(HrrnKey, ratios, list(map(_RID, queue))), facts.random_state
 
 
 def shortest_prefill_work(request: Waiting) -> int:
     """Tokens that shortest-prefill-first expects to compute for a request, at least 1."""
-    return max(1, request.prompt_len + request.output_len - request.matched)
+    work = request.prompt_len + request.output_len - request.matched
+    return work if work > 1 else 1
 
 
 def _shortest_prefill_first(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     held_back = [duplicate is not None for duplicate in duplicates]
-    work = [shortest_prefill_work(r) for r in queue]
-    entered = [r.entry_time for r in queue]
-    return Keys(ShortestPrefillKey, held_back, work, entered), facts.random_state
+    work = list(map(shortest_prefill_work, queue))
+    return Keys(ShortestPrefillKey, held_back, work, list(map(_ENTRY_TIME, queue))), facts.random_state
 
 
 def _lof(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
@@ -352,7 +351,7 @@ def _routing_key(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 def _priority(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign
     priorities = [r.priority * sign for r in queue]
-    entered = [r.entry_time for r in queue]
+    entered = list(map(_ENTRY_TIME, queue))
     return Keys(PriorityMatchKey, priorities, _negative_matched(queue, duplicates), entered), facts.random_state
 
 
@@ -545,14 +544,17 @@ def _end(match: Match, cache: RadixCache, cuts: dict[Node, dict[int, _Cut]]) -> 
 def _steps(end: Step, cuts: Mapping[Node, Mapping[int, _Cut]]) -> list[Step]:
     """The way down to `end`: nodes, and the places inside them at which other matches end."""
     steps: list[Step] = []
-    node = end.node if isinstance(end, _Cut) else end
-    limit = end.end
-    while (parent := node.parent) is not None:
-        if limit >= node.end:
-            steps.append(node)
+    node: Node | None
+    if not isinstance(end, _Cut):
+        node = end
+    else:
+        steps += sorted([cut for cut in cuts[end.node].values() if cut.end <= end.end], key=_CUT_END, reverse=True)
+        node = end.node.parent
+    while node is not None and node.parent is not None:
+        steps.append(node)
         if cuts and node in cuts:
-            steps += sorted([cut for place, cut in cuts[node].items() if place <= limit], key=_CUT_END, reverse=True)
-        node = parent
+            steps += sorted(cuts[node].values(), key=_CUT_END, reverse=True)
+        node = node.parent
     steps.reverse()
     return steps
 
@@ -580,6 +582,6 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
 def _fork(ways: Sequence[_Way], depth: int) -> int:
     """The depth from `depth` on at which not all ways take the same step."""
     first, shortest = ways[0].steps, min([len(way.steps) for way in ways])
-    while depth < shortest and all([way.steps[depth] is first[depth] for way in ways]):
+    while depth < shortest and all(way.steps[depth] is first[depth] for way in ways):
         depth += 1
     return depth

@@ -193,7 +193,7 @@ class RadixCache:
     def again(self, match: Match, sequence: bytes, space: bytes) -> Match:
         """What `match` gives today for a sequence for which it gave this before.
 
-        The same object if that is the `whole` of its node still; else it goes on from where it ended, not from the root.
+        The same object if that is the `whole` of its node still; else it goes on from where it ended.
         """
         length, node = match
         if node.whole is match:
@@ -268,7 +268,7 @@ class RadixCache:
         return node
 
     def touch_many(self, matches: Sequence[Match]) -> None:
-        """`touch` each, in this order. As many of them end alike, and the last touch of a node counts, each is set once."""
+        """`touch` each, in this order. Many end alike and only the last time counts, so each node is set once."""
         last = dict(zip(map(id, matches), range(len(matches)), strict=True))
         whole = [(matches[i].node, i) for i in last.values() if matches[i].node.whole is matches[i]]
         if len(whole) < len(last):

@@ -1,4 +1,4 @@
-"""What passes keep for the next ones changes no decision: each pass decides as one over a copy that nobody looked at."""
+"""What passes keep for the next ones changes no decision: each decides as over a copy that nobody looked at."""
 
 from __future__ import annotations
 
