@@ -201,6 +201,11 @@ class TableFile:
         metadata = self._file.metadata
         return [RowGroup(metadata.row_group(i).num_rows, 0, 0, None, None) for i in range(metadata.num_row_groups)]
 
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        """Its footer."""
+        return self._file.metadata
+
     def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Rows of some row groups, by default of all; texts may come dictionary-encoded, see `plain`."""
         chosen = list(range(self._file.metadata.num_row_groups)) if groups is None else list(groups)

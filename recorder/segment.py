@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.files import FileFacts, OpenFiles, TableFile, dictionaries, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION, Row
@@ -169,6 +170,11 @@ class Segment:
         if rows is not None:
             found = found.slice(rows[0] - skipped, rows[1] - rows[0])
         return plain(found, schema)
+
+    def metadata(self, table: Table) -> pq.FileMetaData | None:
+        """The Parquet footer of a table's file; None if there are no rows."""
+        file = self._open(table)
+        return None if file is None else file.metadata
 
     def chunks(self, table: Table) -> Iterator[pa.Table]:
         """All rows of a table, a row group at a time."""
