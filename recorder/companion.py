@@ -283,9 +283,9 @@ class Companion:
             stopping = self._stopping.is_set()
             for key, _ in self._selector.select(_TICK_S if self._open or stopping else _IDLE_S):
                 key.data()
+            now = time.monotonic()  # before taking: so an event that is due by now comes behind all that was before it
             for rank in list(self._open.values()):
                 self._guard(rank, partial(self._take, rank))
-            now = time.monotonic()
             if self._options.durability == "power" and now - synced >= _SYNC_S:
                 synced = now
                 for rank in list(self._open.values()):

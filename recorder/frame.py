@@ -272,6 +272,11 @@ def _next_header(data: bytes, start: int) -> int | None:
     return None
 
 
+def written(text: str) -> str:
+    """A text as frames and files have it: unpaired surrogates are spelled out."""
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _json(detail: Any) -> str:
     return json.dumps(detail, ensure_ascii=False)
 
@@ -279,7 +284,7 @@ def _json(detail: Any) -> str:
 def _without_surrogates(value: Any) -> Any:
     """The same rows with unpaired surrogates spelled out."""
     if isinstance(value, str):
-        return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
+        return written(value)
     if isinstance(value, Mapping):
         return {key: _without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

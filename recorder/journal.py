@@ -175,7 +175,8 @@ def read_journal(path: Path) -> Journal:
     rank, number = _named(path)
     if isinstance(head, Frame) and head.kind is Kind.HEAD:
         content = _read_head(path, head)
-        return _collect(Journal(path, content.rank, content.number, content.first_frame, content.first_frame), items)
+        journal = Journal(path, content.rank, content.number, content.first_frame, content.first_frame)
+        return _collect(journal, items, content.version)
     journal = Journal(path, rank, number, 0, 0)
     if head is None:
         return journal
@@ -293,7 +294,15 @@ def _read_head(path: Path, frame: Frame) -> Head:
     return head
 
 
-def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
+def _decode(payload: bytes, version: int) -> Rows:
+    if version < SCHEMA_VERSION:
+        from schedscope.recorder.migrate import upgrade_frame
+
+        payload = upgrade_frame(version, payload)
+    return decode(payload)
+
+
+def _collect(journal: Journal, items: Iterable[Frame | Damage], version: int = SCHEMA_VERSION) -> Journal:
     """Fold frames into rows, and numbers that are missing into gaps, with the passes around them."""
     damaged = False
     last_pass: int | None = None
@@ -325,7 +334,7 @@ def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
             journal.ended = True
             continue
         try:
-            rows = decode(item.payload)
+            rows = _decode(item.payload, version)
         except MalformedRowsError as error:
             lost("malformed", item.ordinal, 1, str(error))
             continue

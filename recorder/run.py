@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,12 @@ import duckdb
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
 from schedscope.recorder.files import PASS, OpenFiles, Within
+from schedscope.recorder.frame import written
 from schedscope.recorder.journal import BY_PASS, SORTED, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.rids import RID_TABLES
 from schedscope.recorder.schema import TABLES, Table
 from schedscope.recorder.segment import Segment, to_arrow
 
@@ -149,25 +152,44 @@ class Run:
             raise RunNotFoundError(self._no_pass(rank, number))
         return found
 
+    def request_rows(self, rid: str, rank: int | None = None) -> dict[str, list[dict[str, Any]]]:
+        """Everything about one request, over all its passes: its rows of `decisions`, `events` and `requests`.
+
+        Reads of each segment a few hundred bytes, and of those that know the request the row groups that it is in.
+        Raises RunNotFoundError if no row mentions it, or for an unknown rank.
+        """
+        if rank is not None:
+            self._check_rank(rank)
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
+        for each in self.ranks if rank is None else [rank]:
+            rows = self._look(each, partial(_request_rows, rid=written(rid)))
+            for name in RID_TABLES:
+                found[name] += rows[name]
+        if not any(found.values()):
+            where = "" if rank is None else f"rank {rank} of "
+            raise RunNotFoundError(f"no request {rid!r} in {where}run {self.path}")
+        return found
+
     def connect(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run."""
-        connection = duckdb.connect()
-        chosen = self._chosen(None)
-        for table in TABLES.values():
-            files = [str(path) for parts in chosen for s in parts.segments if (path := s.file(table)) is not None]
-            tails = [piece for parts in chosen for piece in _tails(parts, table)]
-            tail = f"_{table.name}_tail"
-            connection.register(tail, pa.concat_tables(tails) if tails else table.arrow.empty_table())
-            columns = ", ".join(f'"{name}"' for name in table.names)
-            query = f"SELECT {columns} FROM {tail}"
-            if files:
-                listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
-                query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning=false) UNION ALL {query}"
+        """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run.
+
+        While a run is recorded its segments are merged, and the files behind the views go away a minute later. So
+        don't keep a connection to a live run, make a new one.
+        """
+        for _ in range(_TRIES):
+            chosen = self._chosen(None)
             try:
-                connection.execute(f"CREATE VIEW {table.name} AS {query}")
-            except duckdb.Error as error:
-                raise RunFormatError(f"{self.path}: can't read its {table.name}: {error}") from None
-        return connection
+                return _connected(chosen)
+            except (duckdb.Error, FileNotFoundError) as error:
+                # Merged away between the listing and the look into it?
+                gone = isinstance(error, FileNotFoundError) or any(
+                    not segment.path.is_dir() for parts in chosen for segment in parts.segments
+                )
+                if not gone:
+                    raise RunFormatError(f"{self.path}: its tables can't be read: {error}") from None
+                for files in self._ranks.values():
+                    files.forget()
+        raise RunFormatError(f"{self.path}: segments come and go too fast to be read")
 
     def _rank(self, rank: int) -> RankFiles:
         files = self._ranks.get(rank)
@@ -197,6 +219,8 @@ class Run:
         return [self._parts(each) for each in (self.ranks if rank is None else [rank])]
 
     def _check_rank(self, rank: int) -> None:
+        if rank >= 0 and rank_dir(self.path, rank).is_dir():
+            return
         ranks = self.ranks
         if rank not in ranks:
             known = ", ".join(map(str, ranks)) or "none yet"
@@ -339,18 +363,46 @@ def _pass_rows(files: RankFiles, number: int) -> dict[str, list[dict[str, Any]]]
 
 def _rows_of_pass(files: RankFiles, table: Table, source: Segment | Journal, number: int) -> list[dict[str, Any]]:
     if isinstance(source, Segment):
-        return _dictionaries(source.read_pass(table, number))
+        return source.read_pass(table, number)
     return [dict(zip(table.names, (files.rank, *row), strict=True)) for row in source.of_pass(table.name, number)]
 
 
-def _dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
-    """Like `to_pylist`, which takes twice as long."""
-    names = rows.column_names
-    columns = [column.to_pylist() for column in rows.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+def _request_rows(parts: Parts, rid: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
+    for source in parts.sources:
+        if isinstance(source, Segment):
+            for name, rows in source.read_request(rid).items():
+                found[name] += rows
+            continue
+        for name in RID_TABLES:
+            names, position = TABLES[name].names, TABLES[name].names.index("rid") - 1
+            hits = [row for row in source.rows.get(name, ()) if row[position] == rid]
+            found[name] += [dict(zip(names, (parts.rank, *row), strict=True)) for row in hits]
+    return found
 
 
-def _tails(parts: Parts, table: Table) -> Iterator[pa.Table]:
-    for journal in parts.journals:
-        if rows := journal.rows.get(table.name):
-            yield to_arrow(table, parts.rank, rows)
+def _connected(chosen: Sequence[Parts]) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    for table in TABLES.values():
+        files: list[str] = []
+        older: list[pa.Table] = []
+        tails: list[pa.Table] = []
+        for parts in chosen:
+            for source in parts.sources:
+                if isinstance(source, Journal):
+                    tails.append(to_arrow(table, parts.rank, source.rows.get(table.name, ())))
+                elif source.is_current and (path := source.file(table)) is not None:
+                    files.append(str(path))
+                elif not source.is_current:
+                    older.append(source.read(table))
+        pieces = []
+        for name, rows in (("older", older), ("tail", tails)):
+            connection.register(f"_{table.name}_{name}", pa.concat_tables([table.arrow.empty_table(), *rows]))
+            pieces.append(f"_{table.name}_{name}")
+        if files:
+            listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+            pieces.insert(1, f"read_parquet([{listed}], hive_partitioning=false)")
+        columns = ", ".join(f'"{name}"' for name in table.names)
+        query = " UNION ALL ".join(f"SELECT {columns} FROM {piece}" for piece in pieces)
+        connection.execute(f"CREATE VIEW {table.name} AS {query}")
+    return connection

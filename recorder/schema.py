@@ -320,6 +320,7 @@ _PASSES = Table(
             _STRING,
             "hex",
             "Hash of the whole decision: two passes with equal ones decided alike.",
+            "recorded by version 1 of the log, which hashed in another way",
             encoding="length",
         ),
     ),
@@ -433,7 +434,7 @@ _DECISIONS = Table(
         ),
         Column("preempted", _STRINGS, None, "rids of running requests preempted to look at it."),
     ),
-    row_group=16_384,
+    row_group=12_288,
 )
 
 _REQUESTS = Table(
@@ -508,7 +509,7 @@ _EVENTS = Table(
         Column("node", _INT64, None, "The cache node.", "not an event of the cache"),
         Column("detail", _STRING, "JSON", "More, by kind: an object.", "nothing more to say"),
     ),
-    row_group=8_192,
+    row_group=4_096,
 )
 
 _TOKENS = Table(

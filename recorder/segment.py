@@ -10,19 +10,24 @@ from __future__ import annotations
 import re
 import shutil
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, plain, write_table
+from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, dictionaries, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION
-from schedscope.recorder.journal import Journal
+from schedscope.recorder.journal import SORTED, Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
+from schedscope.recorder.migrate import schema_of, upgrade
+from schedscope.recorder.rids import NAME as RIDS
+from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
 from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES, Table
 
@@ -84,7 +89,7 @@ class Segment:
             return None
         number, last_number, first, last = match.groups()
         passes = None if first is None else (int(first), int(last))
-        return cls(path, (int(number), int(last_number or number)), passes, files or OpenFiles(0))
+        return cls(path, (int(number), int(last_number or number)), passes, files or OpenFiles(0, 0))
 
     def has_pass(self, number: int) -> bool:
         """Whether rows of that pass may be in here."""
@@ -112,6 +117,11 @@ class Segment:
         if index.version > 1 and index.checksum != _checksum(index):
             raise RunFormatError(f"{path}: damaged: it doesn't match its checksum")
         return index
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its files are as this version writes them, so that others can read them too."""
+        return not self._is_old
 
     def count(self, table: str) -> int:
         """Rows of a table."""
@@ -146,6 +156,9 @@ class Segment:
         file = self._open(table)
         if file is None:
             return schema.empty_table()
+        if self._is_old:
+            found = self._upgraded(table, file).select(schema.names)
+            return found if rows is None else found.slice(rows[0], rows[1] - rows[0])
         groups = list(range(len(file.groups))) if within is None else file.groups_with(within)
         skipped = 0
         if rows is not None:
@@ -157,30 +170,80 @@ class Segment:
             found = found.slice(rows[0] - skipped, rows[1] - rows[0])
         return plain(found, schema)
 
+    def metadata(self, table: Table) -> pq.FileMetaData | None:
+        """The Parquet footer of a table's file; None if there are no rows."""
+        file = self._open(table)
+        return None if file is None else file.metadata
+
     def chunks(self, table: Table) -> Iterator[pa.Table]:
         """All rows of a table, a row group at a time."""
         file = self._open(table)
-        for number in range(len(file.groups)) if file is not None else ():
-            assert file is not None
+        if file is None:
+            return
+        if self._is_old:
+            yield self._upgraded(table, file)
+            return
+        for number in range(len(file.groups)):
             yield plain(file.read(None, [number]), table.arrow)
 
-    def read_pass(self, table: Table, number: int) -> pa.Table:
-        """The rows of one pass."""
+    def read_pass(self, table: Table, number: int) -> list[dict[str, Any]]:
+        """The rows of one pass, as dictionaries."""
         file = self._open(table)
         if file is None:
-            return table.arrow.empty_table()
-        groups = file.groups_with(Within(PASS, number, number))
-        if not groups:
-            return table.arrow.empty_table()
-        return plain(_of_pass(file.read(None, groups), number), table.arrow)
+            return []
+        if self._is_old:
+            return dictionaries(_of_pass(table, self._upgraded(table, file), number))
+        found = []
+        for group, facts in enumerate(file.groups):
+            if facts.may_hold(Within(PASS, number, number)):
+                found += dictionaries(_of_pass(table, self._files.group(file, group), number))
+        return found
+
+    def read_request(self, rid: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of a request, as dictionaries, by table; only tables that have some."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        wanted = pa.scalar(rid, pa.string())
+        for name, rows in self._near_request(rid):
+            if hits := dictionaries(rows.filter(pc.equal(rows["rid"], wanted))):
+                found.setdefault(name, []).extend(hits)
+        return found
+
+    def _near_request(self, rid: str) -> Iterator[tuple[str, pa.Table]]:
+        """Row groups that can hold rows of a request, by table."""
+        try:
+            spans = self._rids.find(rid)
+        except FileNotFoundError:
+            if not self._is_old:
+                raise RunFormatError(f"{self.path / RIDS}: not readable: there is no such file") from None
+            for name in RID_TABLES:
+                if (file := self._open(TABLES[name])) is not None:
+                    yield name, self._upgraded(TABLES[name], file)
+            return
+        for name, span in spans.items():
+            file = self._open(TABLES[name])
+            for group in range(span.first, span.last + 1) if file is not None else ():
+                assert file is not None
+                yield name, self._files.group(file, group)
+
+    @cached_property
+    def _rids(self) -> RidIndex:
+        return RidIndex(self.path / RIDS)
+
+    @property
+    def _is_old(self) -> bool:
+        return self.index.version < SCHEMA_VERSION
+
+    def _upgraded(self, table: Table, file: TableFile) -> pa.Table:
+        """The whole table of a segment of an older version, as of this one."""
+        return self._files.other(file, lambda: upgrade(self.index.version, table, file.read()))
 
     def _open(self, table: Table) -> TableFile | None:
         path = self.file(table)
         if path is None:
             return None
-        facts = self.index.files.get(table.name)
+        schema = schema_of(self.index.version, table) if self._is_old else None
         try:
-            return self._files.open(path, table, facts)
+            return self._files.open(path, table, self.index.files.get(table.name), schema)
         except FileNotFoundError:
             if self.path.is_dir():
                 raise RunFormatError(f"{path}: not a readable Parquet file: there is no such file") from None
@@ -240,8 +303,9 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
         shutil.rmtree(temporary)
     temporary.mkdir()
     files: dict[str, FileFacts] = {}
+    rids = RidSpans()
     for name, chunks in tables.items():
-        facts = write_table(temporary / f"{name}.parquet", TABLES[name], chunks, level)
+        facts = write_table(temporary / f"{name}.parquet", TABLES[name], chunks, level, partial(rids.note, name))
         if facts.groups:
             files[name] = facts
         else:
@@ -253,6 +317,7 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
         index, version=SCHEMA_VERSION, schedscope=own_version(), rows=rows, files=files, checksum=0
     )
     index = msgspec.structs.replace(index, checksum=_checksum(index))
+    write_file(temporary / RIDS, rids.pack())
     write_file(temporary / INDEX, msgspec.json.encode(index))
     temporary.rename(path)
     sync(directory)
@@ -278,12 +343,21 @@ def _overlapping(sizes: Sequence[int], start: int, stop: int) -> tuple[list[int]
     return groups, skipped
 
 
-def _of_pass(rows: pa.Table, number: int) -> pa.Table:
-    """The rows of a pass. They mostly stand together: then no value is copied."""
-    hits = pc.equal(rows["pass"], number)
-    count = pc.sum(hits).as_py() or 0
-    if not count:
-        return rows.slice(0, 0)
-    first = pc.index(rows["pass"], number).as_py()
-    together = pc.sum(hits.slice(first, count)).as_py() == count
-    return rows.slice(first, count) if together else rows.filter(hits)
+def _of_pass(table: Table, rows: pa.Table, number: int) -> pa.Table:
+    """The rows of a pass."""
+    numbers = rows["pass"]
+    if table.name not in SORTED:
+        # They mostly stand together all the same, and a slice costs nothing.
+        wanted = pa.scalar(number, pa.int64())
+        hits = pc.equal(numbers, wanted)
+        count = pc.sum(hits).as_py() or 0
+        start = pc.index(numbers, wanted).as_py()
+        together = not count or pc.sum(hits.slice(start, count)).as_py() == count
+        return rows.slice(max(start, 0), count) if together else rows.filter(hits)
+
+    def at(place: int) -> int:
+        found: int = numbers[place].as_py()
+        return found
+
+    start = bisect_left(range(len(numbers)), number, key=at)
+    return rows.slice(start, bisect_right(range(len(numbers)), number, key=at) - start)

@@ -27,6 +27,9 @@ difference comes before what followed from it."""
 MEASURED = frozenset({"seq", "time"})
 """Beside nanoseconds: the recorder's own count, and when an event was told."""
 
+UNKNOWN = frozenset({"decision_hash"})
+"""What version 1 of the log doesn't tell in a way that could be compared."""
+
 _BATCH_ROWS = 16_384
 """Rows of decisions that are compared at once."""
 _RANGES_PER_JOB = 4
@@ -170,10 +173,13 @@ class _Comparison:
         self._start = start
         self._first_pass = max(start_pass, start.pass_number)
         parts = replayer.parts[start.part :]
+        unknown = UNKNOWN if replayer.run.manifest.version < 2 else frozenset()
         ended_ns = _end_of(parts[:1], start.step - 1)
         behind = {"decisions": start.pass_number - 1, "requests": ended_ns}
-        self._recorded = {name: _Recorded(parts, name, behind.get(name, start.step - 1), start.tick) for name in INDEX}
-        self._ends = _Recorded(parts, "steps", start.step - 1, start.tick, ("step", "end_ns"))
+        self._recorded = {
+            name: _Recorded(parts, name, unknown, behind.get(name, start.step - 1), start.tick) for name in INDEX
+        }
+        self._ends = _Recorded(parts, "steps", unknown, start.step - 1, start.tick, ("step", "end_ns"))
         self._passes = self._decisions = self._steps = 0
 
     def run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
@@ -276,17 +282,24 @@ class _Recorded:
     """A table as recorded, from where a re-run begins, in pieces of any length. Holds a part of it at a time.
 
     Args:
+        unknown: columns that it is too old to have.
         behind: begin with the rows whose index is greater.
         tick: of events, begin with those that came later.
     """
 
     def __init__(
-        self, parts: Sequence[Part], table: str, behind: int | None, tick: int, columns: Sequence[str] | None = None
+        self,
+        parts: Sequence[Part],
+        table: str,
+        unknown: frozenset[str],
+        behind: int | None,
+        tick: int,
+        columns: Sequence[str] | None = None,
     ) -> None:
         names = [column.name for column in TABLES[table].row]
         self._table = table
         self._index = INDEX[table]
-        self.fields = [name for name in names if name not in MEASURED and not name.endswith("_ns")]
+        self.fields = [name for name in names if name not in MEASURED | unknown and not name.endswith("_ns")]
         """Columns that are decided, and so come out alike in every re-run."""
         self._columns = columns or list(dict.fromkeys((self._index, *self.fields)))
         self._pieces = self._read(parts, behind, tick)

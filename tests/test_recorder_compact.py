@@ -224,7 +224,7 @@ def test_a_growing_log_stays_short() -> None:
 
 
 def test_readers_never_miss_or_double_a_row_while_segments_are_merged(run_dir: Path) -> None:
-    rank = sealed(run_dir, 299, per_segment=3)
+    rank = sealed(run_dir, 299, per_segment=6)
     expected = content(Run.open(run_dir))
     failures: list[object] = []
     done = threading.Event()
@@ -252,7 +252,7 @@ def test_readers_never_miss_or_double_a_row_while_segments_are_merged(run_dir: P
     for reader in readers:
         reader.start()
     try:
-        for passes in range(12, 303, 24):
+        for passes in range(12, 303, 48):
             while compact(rank, MergeLimits(passes=passes, fan_in=2), 0.5, final=True):
                 pass
     finally:
@@ -267,7 +267,7 @@ def test_a_killed_compactor_loses_nothing_and_the_next_one_goes_on(run_dir: Path
     expected = content(Run.open(run_dir))
     chance = random.Random(7)
     killed = 0
-    for passes in range(16, 208, 16):
+    for passes in range(24, 208, 24):
         command = [sys.executable, "-c", COMPACTOR, str(rank), str(passes)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -276,7 +276,7 @@ def test_a_killed_compactor_loses_nothing_and_the_next_one_goes_on(run_dir: Path
             killed += process.poll() is None
             process.kill()
         assert content(Run.open(run_dir)) == expected
-    assert killed > 3
+    assert killed > 2
     tidy(rank, MergeLimits(), 0.0, final=True)
     assert names(run_dir) == ["00000000-00000049.p0-198"]
     assert content(Run.open(run_dir)) == expected
