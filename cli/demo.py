@@ -22,6 +22,7 @@ from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run, default_log_dir
+from schedscope.replay.shadow import follow
 from schedscope.replay.summary import Summary, summarize
 
 TRACE = Path(__file__).with_name("demo_trace.jsonl")
@@ -54,7 +55,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     run_dir = create_run(log or default_log_dir(), "demo", command=words)
     console.print(f"[bold]1. Serving[/] a small model on this CPU: [dim]schedscope record -- {' '.join(words)}[/]")
     options = Options(detail=Detail(level="full"))
-    with Companion.start(run_dir, options) as companion, (run_dir / "server.log").open("wb") as server_log:
+    with Companion.start(run_dir, options, follow()) as companion, (run_dir / "server.log").open("wb") as server_log:
         server = subprocess.Popen(
             [sys.executable, "-m", "schedscope.cli.main", *words],
             env={**os.environ, **companion.environment()},

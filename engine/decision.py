@@ -54,8 +54,7 @@ def decide(
         refresh_calls=view.refresh_calls,
         policy=policy or resolve_policy(config),
     )
-    ranked = [place.request for place in ordering.ranked]
-    admission = admit(ranked, view, config, ordering.touches, batch_is_full)
+    admission = admit(ordering.ranked.requests, view, config, ordering.touches, batch_is_full)
     negotiation = admission.negotiation
     if config.enable_prefill_delayer:
         negotiation = negotiation or no_negotiation(config, view)

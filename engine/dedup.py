@@ -3,6 +3,8 @@
 SGLang keeps a second radix tree for this, filled anew in each pass. What it decides needs no tree: a request goes
 into it only if it shares fewer than T tokens with everything in there, so at most one of them shares its first T
 tokens, and a dictionary from the first T tokens to that one leader finds it.
+
+Who repeats whom is found anew in each pass; how much two requests share never changes, and is remembered.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.view import Waiting
 
-# Requests that left and are not forgotten yet, beyond as many as there are in the queue.
+# Requests that left and are not forgotten yet, beyond twice as many as there are in the queue.
 _MAX_STALE = 64
 
 
@@ -29,68 +31,46 @@ class Duplicate(NamedTuple):
 
 
 class Herd:
-    """Requests of one namespace with the same first T tokens. The first of them in the queue leads."""
+    """Requests of one namespace with the same first T tokens."""
 
-    __slots__ = ("head", "leader", "likely")
+    __slots__ = ("head", "likely", "reference")
 
-    def __init__(self, head: tuple[bytes, bytes]) -> None:
+    def __init__(self, head: tuple[bytes, bytes], reference: bytes) -> None:
         self.head = head
-        self.leader: Member | None = None
-        """Whom `likely` is of."""
+        self.reference = reference
+        """The sequence that all of them are compared with; mostly of the first one that came."""
         self.likely = head[1]
-        """How the leader begins, as far as another one does. Most share the same, so this is tried first."""
+        """What the last one shared with it. Most share the same, so this is tried first."""
 
 
 class Member:
-    """A request in its herd, and how much it shares with the leader it had last."""
+    """A request in its herd. What two of them share follows from what each shares with the reference."""
 
-    __slots__ = ("duplicate", "herd", "leader", "next", "request", "shared_len")
+    __slots__ = ("answers", "herd", "next", "request", "shared_len")
 
     def __init__(self, request: Waiting, herd: Herd) -> None:
         self.request = request
         self.herd = herd
-        self.leader: Member | None = None
-        self.shared_len = 0
-        self.next = b""
-        """The token after what it shares."""
-        self.duplicate: Duplicate | None = None
+        self.answers: dict[int, Duplicate] = {}
+        """What followers were told, by tokens shared."""
+        self.compare()
 
-    def follow(self, leader: Member) -> None:
-        """Take a new leader. What both shared with the old one mostly says what they share."""
-        if self.leader is None or self.leader is not leader.leader:
-            self._share(self._compare(leader))
-        elif leader.shared_len < self.shared_len:
-            self._share(leader.shared_len)
-        elif leader.shared_len == self.shared_len and leader.next == self.next:
-            self._share(self._compare(leader))
-        self.leader = leader
-        self.duplicate = Duplicate(leader.request.rid, self.shared_len)
-
-    def _share(self, length: int) -> None:
-        if length != self.shared_len:
-            self.shared_len = length
-            self.next = _token(self.request, length)
-
-    def _compare(self, leader: Member) -> int:
-        """Tokens that both share, counted."""
-        herd, own, other = self.herd, self.request.tokens, leader.request.tokens
-        if herd.leader is not leader:
-            herd.leader = leader
-            if not other.startswith(herd.likely):
-                herd.likely = herd.head[1]
-        end = tokens.length(herd.likely)
-        if not own.startswith(herd.likely) or _token(self.request, end) == _token(leader.request, end):
-            end = tokens.common_prefix(other, own)
-            herd.likely = own[: end * TOKEN_BYTES]
-        return end
-
-
-def _token(request: Waiting, place: int) -> bytes:
-    return request.tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES]
+    def compare(self) -> None:
+        """Count what it shares with the reference."""
+        herd, own = self.herd, self.request.tokens
+        end = len(herd.likely)
+        if own is herd.reference:
+            end = len(own)
+        elif not own.startswith(herd.likely) or own[end : end + TOKEN_BYTES] == herd.reference[end : end + TOKEN_BYTES]:
+            end = tokens.common_prefix(own, herd.reference) * TOKEN_BYTES
+            herd.likely = own[:end]
+        self.shared_len = end // TOKEN_BYTES
+        self.next = own[end : end + TOKEN_BYTES]
+        """The token after that, empty at its end."""
 
 
 class Herds:
-    """The herds of the last passes. To find them again costs a look-up per request, however much it shares."""
+    """The herds of the last passes. To find a duplicate again costs a few look-ups, however much it shares."""
 
     def __init__(self) -> None:
         self._head_bytes = 0
@@ -113,11 +93,10 @@ class Herds:
                 continue
             leader = leaders.setdefault(member.herd, member)
             if leader is not member:
-                if member.leader is not leader:
-                    member.follow(leader)
-                found[i] = member.duplicate
-        for leader in leaders.values():
-            leader.leader = None
+                length = self._shared(member, leader)
+                found[i] = leader.answers.get(length) or leader.answers.setdefault(
+                    length, Duplicate(leader.request.rid, length)
+                )
         if len(known) > 2 * len(queue) + _MAX_STALE:
             self._members = {id(request): known[id(request)] for request in queue if id(request) in known}
             self._herds = {member.herd.head: member.herd for member in self._members.values()}
@@ -130,9 +109,20 @@ class Herds:
         head = request.space, request.tokens[: self._head_bytes]
         herd = self._herds.get(head)
         if herd is None:
-            herd = self._herds[head] = Herd(head)
+            herd = self._herds[head] = Herd(head, request.tokens)
         member = self._members[id(request)] = Member(request, herd)
         return member
+
+    def _shared(self, member: Member, leader: Member) -> int:
+        """Tokens that two of a herd share."""
+        if member.shared_len == leader.shared_len and member.next == leader.next and member.next:
+            # They leave the reference together: from now on the leader is the reference.
+            herd = leader.herd
+            herd.reference, herd.likely = leader.request.tokens, herd.head[1]
+            for other in self._members.values():
+                if other.herd is herd:
+                    other.compare()
+        return min(member.shared_len, leader.shared_len)
 
 
 def find_duplicates(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from operator import is_, itemgetter, neg
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from operator import attrgetter, is_, itemgetter, neg
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 from schedscope.engine.chance import RandomState, shuffle
 from schedscope.engine.config import SchedulerConfig
@@ -23,6 +23,20 @@ from schedscope.engine.errors import ConfigError
 from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
 from schedscope.engine.view import Running, Waiting
+
+_RID, _PROMPT_LEN, _ENTRY_TIME, _MATCHED = (
+    itemgetter(Waiting._fields.index(name)) for name in ("rid", "prompt_len", "entry_time", "matched")
+)
+_LENGTH = itemgetter(Match._fields.index("length"))
+_CUT_END = attrgetter("end")
+
+Made = TypeVar("Made")
+
+
+def _maker(kind: type[Made]) -> Callable[[tuple[object, ...]], Made]:
+    """`kind._make` without the step through Python that takes most of its time."""
+    return cast("Callable[[tuple[object, ...]], Made]", partial(tuple.__new__, cast("type[Any]", kind)))
+
 
 # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -124,6 +138,28 @@ Key = (
 )
 
 
+class Keys(Sequence[Key]):
+    """A key per queue position, field by field: sorting needs no more, and a key is made when it is looked at."""
+
+    def __init__(self, kind: type[Key], *columns: Sequence[Any]) -> None:
+        self._kind = kind
+        self.columns = columns
+        """All fields but the last, which is the position."""
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __iter__(self) -> Iterator[Key]:
+        return map(_maker(self._kind), zip(*self.columns, range(len(self)), strict=True))
+
+    @overload
+    def __getitem__(self, index: int) -> Key: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Key]: ...
+    def __getitem__(self, index: int | slice) -> Key | Sequence[Key]:
+        return tuple(self)[index]
+
+
 # ---- results -------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +175,49 @@ class Ranked(NamedTuple):
     """Set if it is deprioritized: held back because an earlier waiting request brings the same prefix."""
 
 
+class Ranking(Sequence[Ranked]):
+    """The queue after sorting. Deciding needs only the requests, so a place and its key are made when looked at."""
+
+    def __init__(
+        self,
+        queue: Sequence[Waiting],
+        keys: Sequence[Key],
+        positions: Sequence[int],
+        duplicates: Sequence[Duplicate | None],
+    ) -> None:
+        self.requests = tuple(map(queue.__getitem__, positions))
+        """In order."""
+        self._columns = queue, keys, positions, duplicates
+
+    @cached_property
+    def _places(self) -> tuple[Ranked, ...]:
+        queue, keys, positions, duplicates = self._columns
+        places = list(map(_maker(Ranked), zip(queue, keys, range(len(queue)), duplicates, strict=True)))
+        return tuple(map(places.__getitem__, positions))
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Ranked]:
+        return iter(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Ranked: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Ranked]: ...
+    def __getitem__(self, index: int | slice) -> Ranked | Sequence[Ranked]:
+        return self._places[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranking) and self._places == other._places
+
+    def __hash__(self) -> int:
+        return hash(self._places)
+
+    def __repr__(self) -> str:
+        return f"Ranking{self._places!r}"
+
+
 class Ordering(NamedTuple):
     """The queue as a policy wants it."""
 
@@ -148,7 +227,7 @@ class Ordering(NamedTuple):
     """The policy of this pass."""
     fallback: str | None
     """Why active is not what was asked for."""
-    ranked: tuple[Ranked, ...]
+    ranked: Ranking
     touches: tuple[Match, ...]
     """What sorting makes recent in the cache, in this order."""
     random_state: RandomState | None
@@ -170,20 +249,6 @@ class Facts(NamedTuple):
     """Per queue position; empty for cache-agnostic policies."""
     random_state: RandomState | None
 
-
-_PREFIX_LEN, _MATCHED = (itemgetter(Waiting._fields.index(name)) for name in ("prefix_len", "matched"))
-_LENGTH = itemgetter(0)
-
-
-Made = TypeVar("Made")
-
-
-def _maker(kind: type[Made]) -> Callable[[tuple[object, ...]], Made]:
-    """`kind._make` without the step through Python that takes most of its time."""
-    return cast("Callable[[tuple[object, ...]], Made]", partial(tuple.__new__, cast("type[Any]", kind)))
-
-
-_ranked = _maker(Ranked)
 
 Keyed = tuple[Sequence[Key] | None, RandomState | None]
 """A key per queue position, or None to leave the queue as it is; and chance afterwards."""
@@ -226,41 +291,36 @@ def _negative_matched(queue: Sequence[Waiting], duplicates: Sequence[Duplicate |
 
 
 def _lpm(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    matched = _negative_matched(queue, duplicates)
-    return list(map(_maker(LpmKey), zip(matched, range(len(queue)), strict=True))), facts.random_state
+    return Keys(LpmKey, _negative_matched(queue, duplicates)), facts.random_state
 
 
 def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    branches = dfs_branches(facts.cache, facts.matches)
-    return list(map(_maker(DfsWeightKey), zip(branches, range(len(branches)), strict=True))), facts.random_state
+    return Keys(DfsWeightKey, dfs_branches(facts.cache, facts.matches)), facts.random_state
 
 
 def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     now = facts.processed_tokens
-    ratios = []
-    for r, duplicate in zip(queue, duplicates, strict=True):
-        uncached = r.prompt_len - r.matched
-        if duplicate is not None:
-            ratios.append(math.inf)
-        elif uncached <= 0:
-            ratios.append(-math.inf)
-        else:
-            ratios.append(-(max(0, now - r.arrival_processed_tokens) / uncached))
-    rids = [r.rid for r in queue]
-    return list(map(_maker(HrrnKey), zip(ratios, rids, range(len(queue)), strict=True))), facts.random_state
+    ratios = [
+        math.inf
+        if duplicate is not None
+        else -math.inf
+        if (uncached := r.prompt_len - r.matched) <= 0
+        else -(waited / uncached if (waited := now - r.arrival_processed_tokens) > 0 else 0.0)
+        for r, duplicate in zip(queue, duplicates, strict=True)
+    ]
+    return Keys(HrrnKey, ratios, list(map(_RID, queue))), facts.random_state
 
 
 def shortest_prefill_work(request: Waiting) -> int:
     """Tokens that shortest-prefill-first expects to compute for a request, at least 1."""
-    return max(1, request.prompt_len + request.output_len - request.matched)
+    work = request.prompt_len + request.output_len - request.matched
+    return work if work > 1 else 1
 
 
 def _shortest_prefill_first(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     held_back = [duplicate is not None for duplicate in duplicates]
-    work = [shortest_prefill_work(r) for r in queue]
-    entered = [r.entry_time for r in queue]
-    rows = zip(held_back, work, entered, range(len(queue)), strict=True)
-    return list(map(_maker(ShortestPrefillKey), rows)), facts.random_state
+    work = list(map(shortest_prefill_work, queue))
+    return Keys(ShortestPrefillKey, held_back, work, list(map(_ENTRY_TIME, queue))), facts.random_state
 
 
 def _lof(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
@@ -291,9 +351,8 @@ def _routing_key(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 def _priority(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign
     priorities = [r.priority * sign for r in queue]
-    entered = [r.entry_time for r in queue]
-    rows = zip(priorities, _negative_matched(queue, duplicates), entered, range(len(queue)), strict=True)
-    return list(map(_maker(PriorityMatchKey), rows)), facts.random_state
+    entered = list(map(_ENTRY_TIME, queue))
+    return Keys(PriorityMatchKey, priorities, _negative_matched(queue, duplicates), entered), facts.random_state
 
 
 POLICIES: dict[str, Policy] = {
@@ -368,7 +427,7 @@ def order(
     inputs = configured, active, config, cache.version, processed_tokens, random_state, refresh_calls
     if active.steady and last.ordering is not None and last.is_of(queue, inputs):
         return last.ordering
-    given = queue
+    given = queue = tuple(queue)
     matches: Sequence[Match] = []
     shortest = 0
     duplicates: Sequence[Duplicate | None] = [None] * len(queue)
@@ -389,15 +448,14 @@ def order(
         places: Sequence[int] = range(len(queue))
     else:
         places = _sorted_places(keys)
-    ranked = tuple(map(_ranked, zip(queue, keys, range(len(queue)), duplicates, strict=True)))
-    ranked = tuple(map(ranked.__getitem__, places))
+    ranked = Ranking(queue, keys, places, duplicates)
 
     touches = tuple(matches)
-    if shortest == 0 and active.cache_aware:
-        touches = tuple([m for r, m in zip(queue, matches, strict=True) if m.length or _touches(r, cache)])
+    if cache.disabled or (shortest == 0 and min(map(_PROMPT_LEN, queue), default=0) < cache.page_size):
+        touches = tuple([match for r, match in zip(queue, matches, strict=False) if match.length or _touches(r, cache)])
     if not active.cache_aware and queue and _refreshes(config):
         if refresh_calls % config.waiting_prefix_refresh_interval == 0:
-            head = [ranked[i].request for i in range(min(len(ranked), config.waiting_queue_prefix_match_max))]
+            head = ranked.requests[: config.waiting_queue_prefix_match_max]
             touches += tuple([cache.match(r.tokens, r.space) for r in reversed(head) if _touches(r, cache)])
         refresh_calls += 1
     ordering = Ordering(configured.name, active.name, fallback, ranked, touches, random_state, refresh_calls)
@@ -421,9 +479,10 @@ class LastPass:
 
 def _sorted_places(keys: Sequence[Key]) -> Sequence[int]:
     """Queue positions by key. Field by field from the last one: stable sorts of plain values beat tuple comparison."""
+    columns = keys.columns if isinstance(keys, Keys) else list(zip(*keys, strict=True))[:-1]
     places = list(range(len(keys)))
-    for field in reversed(range(len(keys[0]) - 1) if keys else ()):
-        places.sort(key=list(map(itemgetter(field), keys)).__getitem__)
+    for column in reversed(columns):
+        places.sort(key=column.__getitem__)
     return places
 
 
@@ -440,11 +499,27 @@ def _refreshes(config: SchedulerConfig) -> bool:
     )
 
 
-Step = tuple[Node, int]
-"""A place at which matches end or part: a node, and the tokens up to there."""
+class _Cut(NamedTuple):
+    """A place inside a node at which a match ends, and so SGLang splits it."""
+
+    node: Node
+    end: int
+    creation: int
+
+
+Step = Node | _Cut
+"""On the way from the root to where matches end."""
 Branches = tuple[tuple[float, float], ...]
 _OWN = (math.inf, math.inf)
 """After all branches."""
+
+
+class _Way(NamedTuple):
+    steps: Sequence[Step]
+    """From the first one below the root."""
+    end: Step
+    weight: int
+    """Requests that go it to the end."""
 
 
 def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[Branches]:
@@ -453,26 +528,35 @@ def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[Branches]:
     Only the places count at which requests part, so a key is short however deep the tree. A match that ends inside
     a node stands where the split that SGLang makes there would put it.
     """
-    requests = Counter(map(id, matches))
-    distinct = {id(match): match for match in matches}
-    ends: dict[int, Step] = {key: (cache.resolve(match), match.length) for key, match in distinct.items()}
-    cuts: dict[Node, list[int]] = {}
-    for node, length in sorted(set(ends.values()), key=lambda end: -end[1]):
-        if length < node.end:
-            cuts.setdefault(node, []).append(length)
-    weights: Counter[Step] = Counter()
-    for key, end in ends.items():
-        weights[end] += requests[key]
-    branches = _part([_Way(_way_down(*end, cuts), end, weight) for end, weight in weights.items()])
-    return list(map({key: branches[end] for key, end in ends.items()}.__getitem__, map(id, matches)))
+    cuts: dict[Node, dict[int, _Cut]] = {}
+    ends = [match.node if match.node.whole is match else _end(match, cache, cuts) for match in matches]
+    ways = [_Way(_steps(end, cuts), end, weight) for end, weight in Counter(ends).items()]
+    return list(map(_part(ways).__getitem__, ends))
 
 
-class _Way(NamedTuple):
-    steps: Sequence[Step]
-    """From the first node below the root."""
-    end: Step
-    weight: int
-    """Requests that go it to the end."""
+def _end(match: Match, cache: RadixCache, cuts: dict[Node, dict[int, _Cut]]) -> Step:
+    node = cache.resolve(match)
+    if match.length == node.end:
+        return node
+    return cuts.setdefault(node, {}).setdefault(match.length, _Cut(node, match.length, node.creation))
+
+
+def _steps(end: Step, cuts: Mapping[Node, Mapping[int, _Cut]]) -> list[Step]:
+    """The way down to `end`: nodes, and the places inside them at which other matches end."""
+    steps: list[Step] = []
+    node: Node | None
+    if not isinstance(end, _Cut):
+        node = end
+    else:
+        steps += sorted([cut for cut in cuts[end.node].values() if cut.end <= end.end], key=_CUT_END, reverse=True)
+        node = end.node.parent
+    while node is not None and node.parent is not None:
+        steps.append(node)
+        if cuts and node in cuts:
+            steps += sorted(cuts[node].values(), key=_CUT_END, reverse=True)
+        node = node.parent
+    steps.reverse()
+    return steps
 
 
 def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
@@ -487,7 +571,7 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
         for step, group in groups.items():
             below = above
             if step is not None:
-                below = (*above, (-sum([way.weight for way in group]), step[0].creation))
+                below = (*above, (-sum([way.weight for way in group]), step.creation))
             if len(group) == 1:
                 branches[group[0].end] = (*below, _OWN)
             else:
@@ -498,20 +582,6 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
 def _fork(ways: Sequence[_Way], depth: int) -> int:
     """The depth from `depth` on at which not all ways take the same step."""
     first, shortest = ways[0].steps, min([len(way.steps) for way in ways])
-    while depth < shortest and all([way.steps[depth] == first[depth] for way in ways]):
+    while depth < shortest and all(way.steps[depth] is first[depth] for way in ways):
         depth += 1
     return depth
-
-
-def _way_down(node: Node, length: int, cuts: Mapping[Node, Sequence[int]]) -> list[Step]:
-    """From the root to where a match ends: nodes, and the places inside them at which other matches end."""
-    way = []
-    while node.parent is not None:
-        if length == node.end:
-            way.append((node, length))
-        if node in cuts:
-            way += [(node, cut) for cut in cuts[node] if cut <= length]
-        node = node.parent
-        length = node.end
-    way.reverse()
-    return way

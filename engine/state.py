@@ -21,10 +21,11 @@ from schedscope.engine.decision import Plan, gate
 from schedscope.engine.delayer import DelayerState, Report
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.live import Live
+from schedscope.engine.looks import Looks
 from schedscope.engine.operations import Lock, Preempt, Touch
 from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
-from schedscope.engine.radix import Evicted, Node, RadixCache
+from schedscope.engine.radix import Evicted, Match, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
@@ -245,14 +246,14 @@ class SchedulerState:
         if plan.ordering is None or plan.admission is None:
             return None
 
-        before = self.queue
-        by_rid = {live.request.rid: live for live in before}
-        self.queue = [before[place.position] for place in plan.ordering.ranked]
-        for live, place in zip(self.queue, plan.ordering.ranked, strict=True):
-            request = place.request
+        by_rid = {live.rid: live for live in self.queue}
+        self.queue = []
+        for request in plan.ordering.ranked.requests:
+            live = by_rid[request.rid]
             if live.waiting is not request:
                 live.waiting = request
                 live.prefix_len, live.matched = request.prefix_len, request.matched
+            self.queue.append(live)
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
         self.cache.touch_many(plan.ordering.touches)
@@ -262,11 +263,9 @@ class SchedulerState:
         for operation in plan.admission.operations:
             match operation:
                 case Touch(rid, length):
-                    live = by_rid[rid]
-                    self.cache.touch(self.cache.match(live.tokens, live.space, length))
+                    self.cache.touch(self._match(by_rid[rid], length))
                 case Lock(rid, length):
-                    live = by_rid[rid]
-                    locks[rid] = self.cache.resolve(self.cache.match(live.tokens, live.space, length))
+                    locks[rid] = self.cache.resolve(self._match(by_rid[rid], length))
                     self.cache.lock(locks[rid])
                 case Preempt():
                     preempted += self._preempt(operation)
@@ -295,6 +294,10 @@ class SchedulerState:
             members.append(Member(live, verdict.prefix_len, live.extend_end, False, live is self.chunked))
         self._allocate(members)
         return self._mix(Batch("prefill", tuple(members)))
+
+    def _match(self, live: Live, limit: int) -> Match:
+        assert live.waiting is not None
+        return self.cache.cut(self.cache.memo(Looks).find(live.waiting, self.cache), limit)
 
     def _preempt(self, operation: Preempt) -> list[Live]:
         victims = [live for live in self.running if live.rid in operation.rids]

@@ -21,7 +21,7 @@ import msgspec
 from schedscope.engine import tokens
 from schedscope.recorder.rows import Row, decision_hash, decision_rows
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
 
 Rows = dict[str, list[Row]]

@@ -8,8 +8,9 @@ noticed even at the very start. Files are numbered, and a segment has the number
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from schedscope.recorder.frame import (
 )
 from schedscope.recorder.manifest import Gap, own_version
 from schedscope.recorder.ring import LINK
+from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES
 
 SUFFIX = ".journal"
@@ -36,6 +38,9 @@ FORMAT = "schedscope.journal"
 
 BY_PASS = ("passes", "decisions", "steps", "events")
 """Tables whose rows are looked up by pass. (A checkpoint's pass is one that hasn't been made.)"""
+
+SORTED = ("passes", "decisions")
+"""Those of them in which every row belongs to a pass, in ascending order."""
 
 _PASS_POSITION = {name: [column.name for column in TABLES[name].row].index("pass") for name in BY_PASS}
 
@@ -77,6 +82,22 @@ class Journal:
         for table, position in _PASS_POSITION.items():
             passes += [row[position] for row in self.rows.get(table, ()) if row[position] is not None]
         return (min(passes), max(passes)) if passes else None
+
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+        return len(self.rows.get(table, ()))
+
+    def of_pass(self, table: str, number: int) -> Sequence[Row]:
+        """The rows of one of the tables `BY_PASS` that belong to a pass."""
+        rows, position = self.rows.get(table, []), _PASS_POSITION[table]
+        if table not in SORTED:
+            return [row for row in rows if row[position] == number]
+
+        def by_pass(row: Row) -> int:
+            found: int = row[position]
+            return found
+
+        return rows[bisect_left(rows, number, key=by_pass) : bisect_right(rows, number, key=by_pass)]
 
     def torn_gap(self) -> Gap | None:
         """The torn tail, once it is known that no one writes it any more."""
@@ -175,6 +196,79 @@ def read_journal(path: Path) -> Journal:
 def read_ring(directory: Path, data: bytes, rank: int, number: int, next_frame: int) -> Journal:
     """What a rank's ring holds beyond its journals, as one more of them. `data` is from before they were read."""
     return _collect(Journal(directory / LINK, rank, number, next_frame, next_frame), scan(data))
+
+
+class JournalTail:
+    """A journal that is looked at again and again while it grows: each look decodes only what is new.
+
+    That holds as long as the journal is undamaged. A damaged one is read from its start at every look, as
+    `read_journal` does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._grown: Journal | None = None
+        """Everything up to `_whole`; None before the first look, and of a damaged journal."""
+        self._whole = 0
+        """Offset one past the last frame that was taken in."""
+        self._seen: Journal | None = None
+        self._size = 0
+
+    def look(self) -> Journal:
+        """The journal as it is now; what is returned doesn't grow. Errors as `read_journal`."""
+        try:
+            with self.path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if self._seen is not None and not self._seen.torn and size == self._size:
+                    return self._seen
+                if size < self._whole:
+                    self._grown, self._whole = None, 0
+                file.seek(self._whole)
+                data = file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RunFormatError(f"{self.path}: can't be read: {error}") from None
+        self._size = self._whole + len(data)
+        self._seen = self._take_in(data)
+        if self._seen is None:
+            self._grown, self._whole = None, 0
+            self._seen = read_journal(self.path)
+        return self._seen
+
+    def _take_in(self, data: bytes) -> Journal | None:
+        """The journal with these bytes behind those before; None if something is wrong with them."""
+        base, torn = self._whole, 0
+        for item in scan(data):
+            if isinstance(item, Damage):
+                if not item.torn or self._grown is None:
+                    return None
+                torn = item.end - item.start
+            elif self._grown is None:
+                if item.kind is not Kind.HEAD:
+                    return None
+                head = _read_head(self.path, item)
+                if head.version != SCHEMA_VERSION:
+                    return None
+                self._grown = Journal(self.path, head.rank, head.number, head.first_frame, head.first_frame)
+            elif item.kind is Kind.END and item.ordinal == self._grown.next_frame:
+                self._grown.ended = True
+            elif item.kind is Kind.ROWS and item.ordinal == self._grown.next_frame:
+                try:
+                    rows = decode(item.payload)
+                except MalformedRowsError:
+                    return None
+                for table, values in rows.items():
+                    self._grown.rows.setdefault(table, []).extend(values)
+                self._grown.next_frame += 1
+            else:
+                return None
+            if not torn:
+                self._whole = base + item.end
+        if self._grown is None:
+            return None
+        rows = {table: list(values) for table, values in self._grown.rows.items()}
+        return replace(self._grown, rows=rows, torn=torn)
 
 
 def _named(path: Path) -> tuple[int, int]:

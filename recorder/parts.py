@@ -1,21 +1,27 @@
-"""The parts of a rank's log, as one consistent view: every row once, also while a journal is being sealed."""
+"""The parts of a rank's log, as one consistent view of what is being sealed and merged: every row once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.journal import SUFFIX, Journal, read_journal, read_ring
+from schedscope.recorder.files import OpenFiles, Within
+from schedscope.recorder.journal import Journal, JournalTail, read_ring
+from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.ring import peek
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import Segment
+from schedscope.recorder.schema import TABLES, Table
+from schedscope.recorder.segment import Segment, to_arrow
 
 _TRIES = 1_000
 
@@ -30,6 +36,66 @@ class PassRange:
     last: int | None
 
 
+class Part:
+    """A piece of a rank's log, a segment or a journal. It stays readable when it is merged into a bigger one."""
+
+    def __init__(self, rank: int, source: Segment | Journal) -> None:
+        self.rank = rank
+        self._source = source
+
+    @cached_property
+    def _passes(self) -> tuple[int, int] | None:
+        if isinstance(self._source, Journal):
+            return self._source.pass_range
+        first, last = self._source.first_pass, self._source.last_pass
+        return None if first is None or last is None else (first, last)
+
+    @property
+    def first_pass(self) -> int | None:
+        """First pass that any row belongs to; None: no row belongs to one."""
+        return self._passes[0] if self._passes is not None else None
+
+    @property
+    def last_pass(self) -> int | None:
+        """Last pass that any row belongs to. The next part may go on with it."""
+        return self._passes[1] if self._passes is not None else None
+
+    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
+        """Its rows of a table, in recorded order; only those `within`, for which no more than needed is read.
+
+        Raises RunFormatError, naming the file, for one that can't be read.
+        """
+        table = TABLES[name]
+        if within is None:
+            return self._read(table, columns, None)
+        wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
+        kept = within.rows(self._read(table, wanted, within))
+        return kept if columns is None else kept.select(list(columns))
+
+    def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
+        if isinstance(self._source, Journal):
+            rows = to_arrow(table, self.rank, self._source.rows.get(table.name, ()))
+            return rows if columns is None else rows.select(list(columns))
+        try:
+            return self._source.read(table, columns, within=within)
+        except FileNotFoundError:
+            return self._read_merged(self._source, table, columns)
+
+    def _read_merged(self, source: Segment, table: Table, columns: Sequence[str] | None) -> pa.Table:
+        for _ in range(_TRIES):
+            for name in Directory(source.path.parent).look().segments:
+                segment = Segment.named(source.path.parent / name)
+                assert segment is not None
+                if segment.first_number <= source.first_number and source.last_number <= segment.last_number:
+                    try:
+                        return segment.read(table, columns, rows=segment.rows_of(table.name, source))
+                    except FileNotFoundError:
+                        break
+            else:
+                raise RunFormatError(f"{source.path}: it is gone, and no other segment has its rows")
+        raise RunFormatError(f"{source.path}: segments come and go too fast to be read")
+
+
 class _Extent(NamedTuple):
     """What gaps need to know of a part."""
 
@@ -42,23 +108,46 @@ class _Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A rank's segments and, behind them, the journals that were not sealed at the moment of looking."""
+    """A rank's segments, and the journals that were not sealed at the moment of looking, in recorded order."""
 
     rank: int
-    segments: tuple[Segment, ...]
-    journals: tuple[Journal, ...]
+    sources: tuple[Segment | Journal, ...]
+
+    def __iter__(self) -> Iterator[Part]:
+        return (Part(self.rank, source) for source in self.sources)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sealed part of it."""
+        return [source for source in self.sources if isinstance(source, Segment)]
+
+    @property
+    def journals(self) -> list[Journal]:
+        """The rest: mostly one, the last. A journal that could not be sealed stays where it is."""
+        return [source for source in self.sources if isinstance(source, Journal)]
+
+    def of_passes(self, first: int, last: int) -> list[Part]:
+        """The parts that can hold anything that happened in these passes or between them."""
+        parts = list(self)
+        hits = [
+            i
+            for i, part in enumerate(parts)
+            if part.first_pass is not None
+            and part.last_pass is not None
+            and part.first_pass <= last
+            and first <= part.last_pass
+        ]
+        return parts[hits[0] : hits[-1] + 1] if hits else []
 
     @property
     def ended(self) -> bool:
         """The writer closed: nothing will come behind."""
-        return any(journal.ended for journal in self.journals) or (
-            bool(self.segments) and self.segments[-1].index.ended
-        )
+        last = self.sources[-1] if self.sources else None
+        return last is not None and (last.ended if isinstance(last, Journal) else last.index.ended)
 
     def count(self, table: str) -> int:
         """Rows of a table."""
-        sealed = sum(segment.index.rows.get(table, 0) for segment in self.segments)
-        return sealed + sum(len(journal.rows.get(table, ())) for journal in self.journals)
+        return sum(source.count(table) for source in self.sources)
 
     def passes(self) -> PassRange:
         """Count, first and last of the recorded passes."""
@@ -69,55 +158,148 @@ class Parts:
 
     def gaps(self) -> list[Gap]:
         """What the frame numbers and checksums show as lost, in order, with the passes around it."""
-        gaps: list[Gap] = []
-        unbounded: list[int] = []
-        """Gaps that no pass was recorded behind yet."""
-        next_frame = 0
-        last_pass: int | None = None
-        for extent in self._extents():
-            if extent.passes is not None:
-                for i in unbounded:
-                    gaps[i] = msgspec.structs.replace(gaps[i], before_pass=extent.passes[0])
-                unbounded.clear()
-            for gap in (*self._skipped(extent, next_frame), *extent.gaps):
-                if gap.before_pass is None:
-                    unbounded.append(len(gaps))
-                gaps.append(gap if gap.after_pass is not None else msgspec.structs.replace(gap, after_pass=last_pass))
-            next_frame = max(next_frame, extent.next_frame)
-            if extent.passes is not None:
-                last_pass = extent.passes[1]
-        return gaps
+        return fold_gaps(self.rank, self._extents(), 0)
 
     def open_end(self, reason: str) -> Gap:
         """The gap behind the last frame of a rank whose writer didn't close."""
         frame = max((extent.next_frame for extent in self._extents()), default=0)
-        torn = self.journals[-1].torn_gap() if self.journals else None
+        last = self.sources[-1] if self.sources else None
+        torn = last.torn_gap() if isinstance(last, Journal) else None
         detail = torn.detail if torn is not None else None
         return Gap(rank=self.rank, reason=reason, frame=frame, after_pass=self.passes().last, detail=detail)
 
-    def _skipped(self, extent: _Extent, next_frame: int) -> Iterator[Gap]:
-        """Frames between a part and the one before it: someone removed files."""
-        missing = extent.first_frame - next_frame
-        if missing > 0:
-            yield Gap(
-                rank=self.rank,
-                reason="lost",
-                frame=next_frame,
-                frames=missing,
-                before_pass=extent.passes[0] if extent.passes is not None else None,
-                detail=f"what comes before part {extent.number} is missing",
-            )
-
     def _extents(self) -> Iterator[_Extent]:
-        for segment in self.segments:
-            index = segment.index
-            yield _Extent(index.number, index.first_frame, index.next_frame, index.passes, tuple(index.gaps))
-        for journal in self.journals:
-            rows = journal.rows.get("passes")
+        for source in self.sources:
+            if isinstance(source, Segment):
+                yield extent_of(source)
+                continue
+            rows = source.rows.get("passes")
             passes = (rows[0][0], rows[-1][0]) if rows else None
-            torn = journal.torn_gap() if journal is not self.journals[-1] else None
-            gaps = (*journal.gaps, torn) if torn is not None else tuple(journal.gaps)
-            yield _Extent(journal.number, journal.first_frame, journal.next_frame, passes, gaps)
+            torn = source.torn_gap() if source is not self.sources[-1] else None
+            gaps = (*source.gaps, torn) if torn is not None else tuple(source.gaps)
+            yield _Extent(source.number, source.first_frame, source.next_frame, passes, gaps)
+
+
+def fold_gaps(rank: int, extents: Iterable[_Extent], next_frame: int) -> list[Gap]:
+    """The gaps in and between consecutive parts, with the passes around them as far as these parts tell.
+
+    Args:
+        next_frame: the number that the first of them should begin with.
+    """
+    gaps: list[Gap] = []
+    unbounded: list[int] = []
+    """Gaps that no pass was recorded behind yet."""
+    last_pass: int | None = None
+    for extent in extents:
+        if extent.passes is not None:
+            for i in unbounded:
+                gaps[i] = msgspec.structs.replace(gaps[i], before_pass=extent.passes[0])
+            unbounded.clear()
+        for gap in (*_skipped(rank, extent, next_frame), *extent.gaps):
+            if gap.before_pass is None:
+                unbounded.append(len(gaps))
+            gaps.append(gap if gap.after_pass is not None else msgspec.structs.replace(gap, after_pass=last_pass))
+        next_frame = max(next_frame, extent.next_frame)
+        if extent.passes is not None:
+            last_pass = extent.passes[1]
+    return gaps
+
+
+def extent_of(segment: Segment) -> _Extent:
+    """What `fold_gaps` needs to know of a segment."""
+    index = segment.index
+    return _Extent(index.number, index.first_frame, index.next_frame, index.passes, tuple(index.gaps))
+
+
+def _skipped(rank: int, extent: _Extent, next_frame: int) -> Iterator[Gap]:
+    """Frames between a part and the one before it: someone removed files."""
+    missing = extent.first_frame - next_frame
+    if missing > 0:
+        yield Gap(
+            rank=rank,
+            reason="lost",
+            frame=next_frame,
+            frames=missing,
+            before_pass=extent.passes[0] if extent.passes is not None else None,
+            detail=f"what comes before part {extent.number} is missing",
+        )
+
+
+class RankFiles:
+    """The files of a rank, looked at again and again: what is known of them stays known."""
+
+    def __init__(self, directory: Path, rank: int, files: OpenFiles | None = None) -> None:
+        self.rank = rank
+        self._directory = Directory(directory)
+        self._files = files or OpenFiles()
+        self._segments: dict[str, Segment] = {}
+        self._tails: dict[str, JournalTail] = {}
+
+    def look(self) -> Parts:
+        """A consistent prefix of the log, with everything that was there when this was called.
+
+        Segments are listed, journals are read. A journal that vanishes in between was sealed: then once more.
+        """
+        for _ in range(_TRIES):
+            ring = peek(self._directory.path)
+            listing = self._directory.look()
+            self._forget(listing)
+            try:
+                tails = [self._tail(name).look() for name in listing.journals]
+            except FileNotFoundError:
+                self._directory.forget()
+                continue
+            sources: list[Segment | Journal] = [self._segment(name) for name in listing.segments]
+            for journal in tails:
+                insort(sources, journal, key=_number)
+            if ring:
+                sources.append(read_ring(self._directory.path, ring, self.rank, *_end(sources)))
+            return Parts(self.rank, tuple(sources))
+        raise RunFormatError(f"{self._directory.path}: journals come and go too fast to be read")
+
+    def with_pass(self, number: int) -> list[Segment | Journal]:
+        """What can hold rows of a pass, in recorded order. Looks at no more segments than it has to, opens none."""
+        listing = self._directory.look()
+        names = listing.segments
+
+        def reached(place: int) -> float:
+            """The last pass up to there."""
+            while place >= 0:
+                if (last := self._segment(names[place]).last_pass) is not None:
+                    return last
+                place -= 1
+            return -inf
+
+        if listing.journals and (number >= reached(len(names) - 1) or len(listing.journals) > 1):
+            return [each for each in self.look().sources if isinstance(each, Journal) or each.has_pass(number)]
+        found: list[Segment | Journal] = []
+        for place in range(bisect_left(range(len(names)), float(number), key=reached), len(names)):
+            segment = self._segment(names[place])
+            if segment.first_pass is not None and segment.first_pass > number:
+                break
+            if segment.has_pass(number):
+                found.append(segment)
+        return found
+
+    def forget(self) -> None:
+        """Look at everything anew: something that was listed is gone."""
+        self._directory.forget()
+
+    def _segment(self, name: str) -> Segment:
+        segment = self._segments.get(name)
+        if segment is None:
+            segment = Segment.named(self._directory.path / name, self._files)
+            assert segment is not None
+            self._segments[name] = segment
+        return segment
+
+    def _tail(self, name: str) -> JournalTail:
+        return self._tails.setdefault(name, JournalTail(self._directory.path / name))
+
+    def _forget(self, listing: Listing) -> None:
+        """Let go of journals that are sealed."""
+        for name in self._tails.keys() - set(listing.journals):
+            del self._tails[name]
 
 
 def list_ranks(run_dir: Path) -> list[int]:
@@ -144,57 +326,28 @@ def summarize(run_dir: Path, manifest: Manifest) -> tuple[dict[int, dict[str, in
     return totals, gaps
 
 
+def _end(sources: Sequence[Segment | Journal]) -> tuple[int, int]:
+    """Number and first frame of what would come behind."""
+    if not sources:
+        return 0, 0
+    last = sources[-1]
+    # A journal whose writer was killed while making it doesn't know its first frame.
+    ends = [source.next_frame for source in sources if isinstance(source, Journal)]
+    ends += [source.index.next_frame for source in sources if isinstance(source, Segment)][-1:]
+    return (last.number if isinstance(last, Journal) else last.last_number) + 1, max(ends)
+
+
+def _number(source: Segment | Journal) -> int:
+    return source.number if isinstance(source, Journal) else source.first_number
+
+
 def list_segments(run_dir: Path, rank: int) -> list[Segment]:
     """The sealed segments of a rank, in order. Opens no file."""
-    return [segment for _, segment in sorted(_list(rank_dir(run_dir, rank))[0].items())]
-
-
-def read_parts(run_dir: Path, rank: int, known: dict[Path, Segment] | None = None) -> Parts:
-    """Look at a rank's log: a consistent prefix of it, with everything that was there when this was called.
-
-    Segments are listed, journals are read. A journal that vanishes in between was sealed: then once more.
-    `known` remembers segments, which never change, from call to call.
-    """
     directory = rank_dir(run_dir, rank)
-    for _ in range(_TRIES):
-        ring = peek(directory)
-        segments, journals = _list(directory)
-        if known is not None:
-            segments = {number: known.setdefault(segment.path, segment) for number, segment in segments.items()}
-        try:
-            tails = [read_journal(path) for number, path in sorted(journals.items()) if number not in segments]
-        except FileNotFoundError:
-            continue
-        sealed = [segment for _, segment in sorted(segments.items())]
-        if ring:
-            last = tails[-1] if tails else sealed[-1].index if sealed else None
-            number, next_frame = (0, 0) if last is None else (last.number + 1, last.next_frame)
-            tails.append(read_ring(directory, ring, rank, number, next_frame))
-        return Parts(rank, tuple(sealed), tuple(tails))
-    raise RunFormatError(f"{directory}: journals come and go too fast to be read")
+    found = [Segment.named(directory / name) for name in Directory(directory).look().segments]
+    return [segment for segment in found if segment is not None]
 
 
-def _list(directory: Path) -> tuple[dict[int, Segment], dict[int, Path]]:
-    """Segments and journals by number.
-
-    A listing isn't atomic: an entry renamed meanwhile may show under neither name. Two equal listings in a row can't
-    both have missed it.
-    """
-    previous: list[str] | None = None
-    for _ in range(_TRIES):
-        try:
-            names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}, {}
-        if names == previous:
-            break
-        previous = names
-    segments: dict[int, Segment] = {}
-    journals: dict[int, Path] = {}
-    for name in names:
-        segment = Segment.named(directory / name)
-        if segment is not None:
-            segments[segment.number] = segment
-        elif name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal():
-            journals[int(name.removesuffix(SUFFIX))] = directory / name
-    return segments, journals
+def read_parts(run_dir: Path, rank: int) -> Parts:
+    """Look at a rank's log once, see `RankFiles.look`."""
+    return RankFiles(rank_dir(run_dir, rank), rank).look()

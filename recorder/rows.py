@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
@@ -20,6 +21,7 @@ import msgspec
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.dedup import Duplicate
+from schedscope.engine.ordering import Key
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import View, Waiting
@@ -61,7 +63,7 @@ def pack_decision(plan: Plan, block: int = 1) -> bytes:
     assert plan.admission is not None
     ranked = plan.ordering.ranked
     requests, keys, _, duplicates = zip(*ranked, strict=True) if ranked else ((), (), (), ())
-    names = ",".join(keys[0]._fields) if keys else ""
+    names = ",".join(key_fields(keys[0])) if keys else ""
     if block > 1:
         duplicates = tuple(d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates)
     return _encode((names, list(map(_facts, requests)), keys, duplicates, plan.admission.verdicts))
@@ -79,12 +81,13 @@ def decision_rows(number: int, packed: bytes) -> list[Row]:
     """
     names, facts, keys, duplicates, verdicts = _decode(packed)
     looked = {verdict.rid: verdict for verdict in verdicts}
+    told = names.count(",") + 1 if names else 0
     rows: list[Row] = []
     for after, ((rid, prefix_len, matched), key, duplicate) in enumerate(zip(facts, keys, duplicates, strict=True)):
         held = _NOT_HELD if duplicate is None else (True, *duplicate)
         verdict = looked.pop(rid, None)
         said = _NOT_LOOKED_AT if verdict is None else _said(verdict)
-        rows.append((number, rid, key[-1], after, key_text(key), names, prefix_len, matched, *held, *said))
+        rows.append((number, rid, key[-1], after, key_text(key[:told]), names, prefix_len, matched, *held, *said))
     chunks = [verdict for verdict in verdicts if verdict.rid in looked]
     return [(number, v.rid, None, None, None, None, 0, 0, *_NOT_HELD, *_said(v)) for v in chunks] + rows
 
@@ -112,10 +115,27 @@ def _said(verdict: Verdict) -> Row:
     )
 
 
-def key_text(key: Sequence[Any]) -> str:
-    """A sort key as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
-    text = msgspec.json.encode(key).decode()
-    return text if "null" not in text else json.dumps(finite(key), separators=(",", ":"))
+REPEATED = frozenset({"rid", "position"})
+"""Fields that end keys and repeat other columns of the row: `rid` and `place_before`."""
+
+
+def key_fields(key: Key) -> tuple[str, ...]:
+    """The names of a key's fields, without those at its end that say nothing new."""
+    return telling(key._fields)
+
+
+@cache
+def telling(names: tuple[str, ...]) -> tuple[str, ...]:
+    """A key's fields without those at its end that say nothing new."""
+    while names and names[-1] in REPEATED:
+        names = names[:-1]
+    return names
+
+
+def key_text(values: Sequence[Any]) -> str:
+    """The values of `key_fields` as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
+    text = msgspec.json.encode(values).decode()
+    return text if "null" not in text else json.dumps(finite(values), separators=(",", ":"))
 
 
 def finite(value: Any) -> Any:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
-from schedscope.recorder.journal import BY_PASS, Journal
+from schedscope.recorder.files import PASS, OpenFiles, Within
+from schedscope.recorder.journal import BY_PASS, SORTED, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
-from schedscope.recorder.parts import Parts, PassRange, is_recorded, list_ranks, list_segments, read_parts
+from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
+from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, Within, to_arrow
+from schedscope.recorder.segment import Segment, to_arrow
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
 _BATCH = 4_096
 _SHOWN = 5
+_TRIES = 100
+
+_Found = TypeVar("_Found")
 
 
 class Run:
@@ -34,8 +38,8 @@ class Run:
         """Use `open`."""
         self.path = path
         self._manifest = manifest
-        self._segments: dict[Path, Segment] = {}
-        self._sealed: dict[int, Parts] = {}
+        self._files = OpenFiles()
+        self._ranks: dict[int, RankFiles] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -73,45 +77,65 @@ class Run:
         interrupted = self.status == "interrupted"
         gaps = list(manifest.gaps)
         for rank in self.ranks:
-            parts = self._parts(rank)
-            gaps += map(manifest.explain, parts.gaps())
-            if interrupted and not parts.ended:
-                gaps.append(parts.open_end("interrupted"))
+
+            def look(parts: Parts) -> list[Gap]:
+                open_end = [parts.open_end("interrupted")] if interrupted and not parts.ended else []
+                return [*map(manifest.explain, parts.gaps()), *open_end]
+
+            gaps += self._look(rank, look)
         return gaps
 
     def passes(self, rank: int = 0) -> PassRange:
         """Count, first and last of a rank's recorded passes. Raises RunNotFoundError if there is no such rank."""
         self._check_rank(rank)
-        return self._parts(rank).passes()
+        return self._look(rank, lambda parts: parts.passes())
 
-    def table(self, name: str, rank: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    def parts(self, rank: int = 0) -> list[Part]:
+        """The pieces of a rank's log in recorded order, as they are now; each can be read at any later time.
+
+        Raises RunNotFoundError if there is no such rank.
+        """
+        self._check_rank(rank)
+        return list(self._parts(rank))
+
+    def table(
+        self,
+        name: str,
+        rank: int | None = None,
+        columns: Sequence[str] | None = None,
+        passes: tuple[int, int] | None = None,
+    ) -> pa.Table:
         """A table, of one rank or of all in their order; rows as recorded.
+
+        Args:
+            passes: of `passes` and `decisions` only the rows of these, both included; of other tables, the rows of
+                all parts that hold anything of these passes.
 
         Raises UsageError for an unknown table or column, RunNotFoundError for an unknown rank.
         """
         table = _table(name)
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
-        pieces = [piece for parts in self._chosen(rank) for piece in _pieces(parts, table, columns)]
+        within = None if passes is None or name not in SORTED else Within(PASS, *passes)
+        pieces = [
+            piece
+            for parts in self._chosen(rank)
+            for part in (parts if passes is None else parts.of_passes(*passes))
+            if (piece := part.table(name, columns, within)).num_rows
+        ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of a table one by one, as dictionaries; holds a segment of them in memory. Errors as `table`."""
+        """Rows of a table one by one, as dictionaries; holds a part of them in memory. Errors as `table`."""
         table = _table(name)
         chosen = self._chosen(rank)
         return (
             row
             for parts in chosen
-            for piece in _pieces(parts, table, None)
-            for batch in piece.to_batches(_BATCH)
+            for part in parts
+            for batch in part.table(table.name).to_batches(_BATCH)
             for row in batch.to_pylist()
         )
-
-    def parts(self, rank: int) -> list[Part]:
-        """A rank's log in pieces, in recorded order. Raises RunNotFoundError if there is no such rank."""
-        self._check_rank(rank)
-        parts = self._parts(rank)
-        return [*(Part(rank, each) for each in parts.segments), *(Part(rank, each) for each in parts.journals)]
 
     def pass_rows(self, rank: int, number: int) -> dict[str, list[dict[str, Any]]]:
         """Everything about one pass: its rows of `passes`, `decisions`, `steps` and `events`, by table.
@@ -120,25 +144,7 @@ class Run:
         if the pass isn't recorded.
         """
         self._check_rank(rank)
-        segments = list_segments(self.path, rank)
-        journals: Sequence[Any] = ()
-        last = max((s.last_pass for s in segments if s.last_pass is not None), default=-1)
-        if number >= last:
-            parts = self._parts(rank)
-            segments, journals = list(parts.segments), parts.journals
-        found: dict[str, list[dict[str, Any]]] = {}
-        for name in BY_PASS:
-            table = TABLES[name]
-            rows: list[dict[str, Any]] = []
-            for segment in segments:
-                if segment.has_pass(number):
-                    piece = segment.read_pass(table, number)
-                    rows += piece.to_pylist() if piece is not None else []
-            position = table.names.index("pass") - 1
-            for journal in journals:
-                hits = [row for row in journal.rows.get(name, ()) if row[position] == number]
-                rows += [dict(zip(table.names, (rank, *row), strict=True)) for row in hits]
-            found[name] = rows
+        found = self._again(rank, lambda files: _pass_rows(files, number))
         if not found["passes"]:
             raise RunNotFoundError(self._no_pass(rank, number))
         return found
@@ -163,14 +169,27 @@ class Run:
                 raise RunFormatError(f"{self.path}: can't read its {table.name}: {error}") from None
         return connection
 
+    def _rank(self, rank: int) -> RankFiles:
+        files = self._ranks.get(rank)
+        if files is None:
+            files = self._ranks[rank] = RankFiles(rank_dir(self.path, rank), rank, self._files)
+        return files
+
     def _parts(self, rank: int) -> Parts:
-        if rank in self._sealed:
-            return self._sealed[rank]
-        complete = self._manifest.status == "sealed"
-        parts = read_parts(self.path, rank, self._segments)
-        if complete:
-            self._sealed[rank] = parts
-        return parts
+        return self._rank(rank).look()
+
+    def _look(self, rank: int, read: Callable[[Parts], _Found]) -> _Found:
+        return self._again(rank, lambda files: read(files.look()))
+
+    def _again(self, rank: int, read: Callable[[RankFiles], _Found]) -> _Found:
+        """What `read` makes of a rank's files; once more if one of them was merged away under it."""
+        files = self._rank(rank)
+        for _ in range(_TRIES):
+            try:
+                return read(files)
+            except FileNotFoundError:
+                files.forget()
+        raise RunFormatError(f"{self.path}: segments of rank {rank} come and go too fast to be read")
 
     def _chosen(self, rank: int | None) -> list[Parts]:
         if rank is not None:
@@ -189,37 +208,6 @@ class Run:
         lost = [gap for gap in self.gaps if gap.rank == rank and gap.may_hold(number)]
         perhaps = f"; the pass may have been lost ({lost[0].reason})" if lost and number >= 0 else ""
         return f"no pass {number} of rank {rank} in run {self.path}: {has}{perhaps}"
-
-
-class Part:
-    """A stretch of a rank's log: a sealed segment, or a journal that isn't sealed yet.
-
-    `first_pass` and `last_pass` are those that any of its rows belong to, None without any.
-    """
-
-    def __init__(self, rank: int, source: Segment | Journal) -> None:
-        self._rank = rank
-        self._source = source
-        if isinstance(source, Segment):
-            self.first_pass, self.last_pass = source.first_pass, source.last_pass
-        else:
-            self.first_pass, self.last_pass = source.pass_range or (None, None)
-
-    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
-        """Its rows of a table, as recorded; only row groups with rows `within` are read. Errors as `Run.table`."""
-        table = _table(name)
-        _check_columns(table, columns)
-        piece = None
-        if isinstance(self._source, Segment):
-            piece = self._source.read(table, columns, within)
-        elif rows := self._source.rows.get(name):
-            piece = to_arrow(table, self._rank, rows)
-            if within is not None:
-                index = piece.column(within.column)
-                piece = piece.filter(pc.and_(pc.greater_equal(index, within.first), pc.less_equal(index, within.last)))
-        if piece is None:
-            piece = table.arrow.empty_table()
-        return piece if columns is None else piece.select(list(columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +298,7 @@ def _info(path: Path) -> RunInfo:
         run = Run.open(path)
         totals = run.manifest.totals
         if run.manifest.status != "sealed":
-            parts = [run._parts(rank) for rank in run.ranks]
-            totals = {str(p.rank): {name: p.count(name) for name in ("passes", "requests")} for p in parts}
+            totals = {str(rank): run._look(rank, _totals) for rank in run.ranks}
         return RunInfo(
             path=path,
             name=run.manifest.name,
@@ -326,6 +313,10 @@ def _info(path: Path) -> RunInfo:
         return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error))
 
 
+def _totals(parts: Parts) -> dict[str, int]:
+    return {name: parts.count(name) for name in ("passes", "requests")}
+
+
 def _table(name: str) -> Table:
     if name not in TABLES:
         raise UsageError(f"no table {name!r}; there are: {', '.join(TABLES)}")
@@ -338,14 +329,25 @@ def _check_columns(table: Table, columns: Sequence[str] | None) -> None:
             raise UsageError(f"no column {name!r} in {table.name}; there are: {', '.join(table.names)}")
 
 
-def _pieces(parts: Parts, table: Table, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """The rows of a table, part by part, in recorded order."""
-    for segment in parts.segments:
-        piece = segment.read(table, columns)
-        if piece is not None:
-            yield piece
-    for piece in _tails(parts, table):
-        yield piece if columns is None else piece.select(list(columns))
+def _pass_rows(files: RankFiles, number: int) -> dict[str, list[dict[str, Any]]]:
+    sources = files.with_pass(number)
+    return {
+        name: [row for source in sources for row in _rows_of_pass(files, TABLES[name], source, number)]
+        for name in BY_PASS
+    }
+
+
+def _rows_of_pass(files: RankFiles, table: Table, source: Segment | Journal, number: int) -> list[dict[str, Any]]:
+    if isinstance(source, Segment):
+        return _dictionaries(source.read_pass(table, number))
+    return [dict(zip(table.names, (files.rank, *row), strict=True)) for row in source.of_pass(table.name, number)]
+
+
+def _dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
+    """Like `to_pylist`, which takes twice as long."""
+    names = rows.column_names
+    columns = [column.to_pylist() for column in rows.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _tails(parts: Parts, table: Table) -> Iterator[pa.Table]:

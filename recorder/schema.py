@@ -8,12 +8,18 @@ would misread raises `SCHEMA_VERSION`; readers refuse newer versions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 
 RANK = "rank"
 """First column of every table. Files hold it; frames don't, because a journal belongs to one rank."""
+
+
+Encoding = Literal["delta", "split", "dictionary", "length", "plain"]
+"""`delta`: differences, for numbers that grow. `split`: all first bytes, then all second ones, for numbers that jump.
+`dictionary`: few values. `length`: lengths apart from the bytes, for texts that hardly repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,19 @@ class Column:
     doc: str
     null: str | None = None
     """What null means; None: never null."""
+    encoding: Encoding | None = None
+    """How Parquet files write it, where the usual one for its type (`Column.written`) takes more room."""
+
+    @property
+    def written(self) -> Encoding:
+        """How Parquet files write it."""
+        if self.encoding is not None:
+            return self.encoding
+        if pa.types.is_list(self.type):
+            return "split" if pa.types.is_integer(self.type.value_type) else "dictionary"
+        if pa.types.is_integer(self.type) or pa.types.is_floating(self.type):
+            return "split"
+        return "dictionary" if pa.types.is_string(self.type) else "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +56,8 @@ class Table:
     doc: str
     columns: tuple[Column, ...]
     """Starts with `rank`."""
+    row_group: int
+    """Rows that Parquet files keep together at most: what reading any one of them decodes."""
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,11 +92,11 @@ _NOT_LOOKED_AT = "the pass ended before it was looked at"
 
 
 def _step(doc: str = "The step of the scheduler's loop it happened in, numbered from 0 per rank.") -> Column:
-    return Column("step", _INT64, None, doc)
+    return Column("step", _INT64, None, doc, encoding="delta")
 
 
 def _seq(doc: str) -> Column:
-    return Column("seq", _INT64, None, doc)
+    return Column("seq", _INT64, None, doc, encoding="delta")
 
 
 _STEPS = Table(
@@ -99,18 +120,22 @@ _STEPS = Table(
             "What ended the step before a pass: `batch_is_full`, `queue_empty`, `min_free_slots_delay`, `no_slot`.",
             "a pass was made",
         ),
-        Column("pass", _INT64, None, "The pass made in this step.", "no pass was made"),
-        Column("count", _INT64, "steps", "Idle steps that this row stands for; 1 for any other kind."),
+        Column("pass", _INT64, None, "The pass made in this step.", "no pass was made", encoding="delta"),
+        Column(
+            "count", _INT64, "steps", "Idle steps that this row stands for; 1 for any other kind.", encoding="delta"
+        ),
         Column("now", _FLOAT, "s", "The scheduler's clock as the step's decisions read it."),
-        Column("start_ns", _INT64, "ns", "Monotonic clock when the step began."),
-        Column("end_ns", _INT64, "ns", "Monotonic clock when the step, or the last coalesced one, ended."),
+        Column("start_ns", _INT64, "ns", "Monotonic clock when the step began.", encoding="delta"),
+        Column(
+            "end_ns", _INT64, "ns", "Monotonic clock when the step, or the last coalesced one, ended.", encoding="delta"
+        ),
         Column("forward_ns", _INT64, "ns", "Time the model took.", "the model did not run"),
         Column("running", _INT32, "requests", "Requests in the running batch when the step began."),
-        Column("queue_len", _INT32, "requests", "Requests waiting when the step began."),
+        Column("queue_len", _INT32, "requests", "Requests waiting when the step began.", encoding="delta"),
         Column("available", _INT64, "tokens", "Free part of the KV pool when the step began."),
-        Column("evictable", _INT64, "tokens", "Cached and used by no one: what eviction could free."),
-        Column("protected", _INT64, "tokens", "Cached and locked by running requests."),
-        Column("pool_size", _INT64, "tokens", "The whole KV pool."),
+        Column("evictable", _INT64, "tokens", "Cached and used by no one: what eviction could free.", encoding="plain"),
+        Column("protected", _INT64, "tokens", "Cached and locked by running requests.", encoding="delta"),
+        Column("pool_size", _INT64, "tokens", "The whole KV pool.", encoding="delta"),
         Column("batch_is_full", _BOOL, None, "Mark after the step: admission is skipped until a request leaves."),
         Column(
             "batch_is_full_pass",
@@ -118,14 +143,22 @@ _STEPS = Table(
             None,
             "The pass that set the mark.",
             "the mark is not set, or a gate set it",
+            encoding="delta",
         ),
         Column(
             "new_token_ratio",
             _FLOAT,
             None,
             "Share of their remaining outputs that running requests are expected to use, 0 to 1, when the step began.",
+            encoding="plain",
         ),
-        Column("processed_tokens", _INT64, "tokens", "Prefill tokens computed before this step; the clock of hrrn."),
+        Column(
+            "processed_tokens",
+            _INT64,
+            "tokens",
+            "Prefill tokens computed before this step; the clock of hrrn.",
+            encoding="delta",
+        ),
         Column("batch_tokens", _INT64, "tokens", "Tokens that the model computed in this step; 0 if it did not run."),
         Column(
             "retracted",
@@ -141,6 +174,7 @@ _STEPS = Table(
             "the prefill delayer is off, or this is the only rank",
         ),
     ),
+    row_group=2_048,
 )
 
 _PASSES = Table(
@@ -148,7 +182,7 @@ _PASSES = Table(
     "One row per pass: one sort of the waiting queue and the admission loop behind it.",
     (
         _RANK,
-        Column("pass", _INT64, None, "Number of the pass, from 0 per rank."),
+        Column("pass", _INT64, None, "Number of the pass, from 0 per rank.", encoding="delta"),
         _step(),
         _seq("Logical tick of its step: inputs with a smaller tick were there, others were not."),
         Column("now", _FLOAT, "s", "The scheduler's clock as the decision read it."),
@@ -166,7 +200,7 @@ _PASSES = Table(
             "Why the active policy is not the one asked for: `queue_too_long`, `radix_cache_disabled`.",
             "it is the one asked for",
         ),
-        Column("queue_len", _INT32, "requests", "Waiting requests that were sorted."),
+        Column("queue_len", _INT32, "requests", "Waiting requests that were sorted.", encoding="delta"),
         Column("running", _INT32, "requests", "Requests in the running batch before the pass."),
         Column("chunked_in", _STRING, None, "rid whose prompt was unfinished before the pass.", "there was none"),
         Column("chunked_out", _STRING, None, "rid whose prompt is unfinished after the pass.", "there is none"),
@@ -188,11 +222,18 @@ _PASSES = Table(
             _FLOAT,
             "tokens",
             "Memory budget before the pass: free and evictable, less what running requests may still generate.",
+            encoding="plain",
         ),
         Column("cur_rem", _FLOAT, "tokens", "Memory budget before the pass, without that reserve for outputs."),
         Column("rem_input", _INT64, "tokens", "Left of `max_prefill_tokens` before the pass."),
         Column("rem_chunk", _INT64, "tokens", "Left of `chunked_prefill_size` before the pass.", _UNCHUNKED),
-        Column("end_rem_total", _FLOAT, "tokens", "`rem_total` after the last verdict; unchanged if there was none."),
+        Column(
+            "end_rem_total",
+            _FLOAT,
+            "tokens",
+            "`rem_total` after the last verdict; unchanged if there was none.",
+            encoding="plain",
+        ),
         Column("end_cur_rem", _FLOAT, "tokens", "`cur_rem` after the last verdict."),
         Column("end_rem_input", _INT64, "tokens", "`rem_input` after the last verdict."),
         Column("end_rem_chunk", _INT64, "tokens", "`rem_chunk` after the last verdict.", _UNCHUNKED),
@@ -204,12 +245,19 @@ _PASSES = Table(
             None,
             "Share of their remaining outputs that running requests are expected to use, 0 to 1.",
         ),
-        Column("processed_tokens", _INT64, "tokens", "Prefill tokens computed before the pass; the clock of hrrn."),
+        Column(
+            "processed_tokens",
+            _INT64,
+            "tokens",
+            "Prefill tokens computed before the pass; the clock of hrrn.",
+            encoding="delta",
+        ),
         Column(
             "refresh_calls",
             _INT64,
             "passes",
             "Earlier passes that counted towards the refresh of waiting prefixes in the cache.",
+            encoding="delta",
         ),
         Column(
             "random_state",
@@ -268,9 +316,14 @@ _PASSES = Table(
         Column("preempted", _STRINGS, None, "rids of running requests sent back to the queue, in order of release."),
         Column("decide_ns", _INT64, "ns", "Time spent deciding: sorting and the admission loop."),
         Column(
-            "decision_hash", _STRING, "hex", "Hash of the whole decision: two passes with equal ones decided alike."
+            "decision_hash",
+            _STRING,
+            "hex",
+            "Hash of the whole decision: two passes with equal ones decided alike.",
+            encoding="length",
         ),
     ),
+    row_group=1_024,
 )
 
 _DECISIONS = Table(
@@ -279,8 +332,8 @@ _DECISIONS = Table(
     "stand together: the continuing chunk, then the queue as sorted.",
     (
         _RANK,
-        Column("pass", _INT64, None, "The pass."),
-        Column("rid", _STRING, None, "The request."),
+        Column("pass", _INT64, None, "The pass.", encoding="delta"),
+        Column("rid", _STRING, None, "The request.", encoding="length"),
         Column(
             "place_before",
             _INT32,
@@ -299,22 +352,31 @@ _DECISIONS = Table(
             "key",
             _STRING,
             "JSON",
-            "Sort key, smallest first: an array, compared from left to right; the last element is unique. Infinite "
-            "numbers, which JSON lacks, are the texts `inf` and `-inf`.",
+            "Sort key, smallest first: an array, compared from left to right. What ends a key and only repeats other "
+            "columns is left out: `rid` under hrrn, then `place_before`, which makes it unique. Infinite numbers, "
+            "which JSON lacks, are the texts `inf` and `-inf`.",
             "the continuing chunk",
         ),
-        Column("key_names", _STRING, None, "Names of the key's elements, joined by commas.", "the continuing chunk"),
+        Column(
+            "key_names",
+            _STRING,
+            None,
+            "Names of the key's elements, joined by commas; empty if only the place before sorting counts.",
+            "the continuing chunk",
+        ),
         Column(
             "prefix_len",
             _INT64,
             "tokens",
             "Found in the cache by sorting, in whole pages; of an earlier look if the policy doesn't match.",
+            encoding="dictionary",
         ),
         Column(
             "matched",
             _INT64,
             "tokens",
             "The same as the policies count it: at most one token short of the sequence.",
+            encoding="dictionary",
         ),
         Column(
             "deprioritized",
@@ -351,14 +413,15 @@ _DECISIONS = Table(
             "tokens",
             "Cached tokens it would use, as admission found them.",
             _NOT_LOOKED_AT,
+            encoding="dictionary",
         ),
         Column("extend_len", _INT64, "tokens", "Tokens to compute in this pass.", "not admitted"),
         Column("chunked", _BOOL, None, "Its prompt is unfinished after this pass."),
         Column(
             "need", _FLOAT, "tokens", "What the decisive check asked for.", "not looked at, or nothing was compared"
         ),
-        Column("have", _FLOAT, "tokens", "What there was.", "not looked at, or nothing was compared"),
-        Column("rem_total", _FLOAT, "tokens", "Memory budget after this verdict.", _NOT_LOOKED_AT),
+        Column("have", _FLOAT, "tokens", "What there was.", "not looked at, or nothing was compared", encoding="plain"),
+        Column("rem_total", _FLOAT, "tokens", "Memory budget after this verdict.", _NOT_LOOKED_AT, encoding="plain"),
         Column("cur_rem", _FLOAT, "tokens", "The same without the reserve for outputs.", _NOT_LOOKED_AT),
         Column("rem_input", _INT64, "tokens", "Left of `max_prefill_tokens` after this verdict.", _NOT_LOOKED_AT),
         Column(
@@ -370,6 +433,7 @@ _DECISIONS = Table(
         ),
         Column("preempted", _STRINGS, None, "rids of running requests preempted to look at it."),
     ),
+    row_group=16_384,
 )
 
 _REQUESTS = Table(
@@ -378,21 +442,33 @@ _REQUESTS = Table(
     "preempted they are the first ones.",
     (
         _RANK,
-        Column("rid", _STRING, None, "The request's id. Unpaired surrogates in it are written as `\\udXXX`."),
+        Column(
+            "rid",
+            _STRING,
+            None,
+            "The request's id. Unpaired surrogates in it are written as `\\udXXX`.",
+            encoding="length",
+        ),
         Column("prompt_tokens", _INT64, "tokens", "Length of the prompt."),
         Column("output_tokens", _INT64, "tokens", "Tokens generated."),
-        Column("cached_tokens", _INT64, "tokens", "Prompt tokens taken from the prefix cache when it first ran."),
+        Column(
+            "cached_tokens",
+            _INT64,
+            "tokens",
+            "Prompt tokens taken from the prefix cache when it first ran.",
+            encoding="dictionary",
+        ),
         Column("max_new_tokens", _INT64, "tokens", "Most it asked for."),
         Column("ignore_eos", _BOOL, None, "It asked to go on after an end-of-text token."),
         Column("priority", _INT64, None, "As sent.", "none was sent"),
         Column("routing_key", _STRING, None, "As sent.", "none was sent"),
         Column("extra_key", _STRING, None, "As sent: with the salt, the namespace of the cache.", "none was sent"),
         Column("cache_salt", _STRING, None, "As sent.", "none was sent"),
-        Column("arrive_ns", _INT64, "ns", "It reached the scheduler."),
-        Column("queue_ns", _INT64, "ns", "It joined the waiting queue.", "it never did"),
-        Column("admit_ns", _INT64, "ns", "It was first admitted to a prefill batch.", "it never was"),
-        Column("first_token_ns", _INT64, "ns", "Its first token was there.", "none was generated"),
-        Column("finish_ns", _INT64, "ns", "It ended."),
+        Column("arrive_ns", _INT64, "ns", "It reached the scheduler.", encoding="delta"),
+        Column("queue_ns", _INT64, "ns", "It joined the waiting queue.", "it never did", encoding="delta"),
+        Column("admit_ns", _INT64, "ns", "It was first admitted to a prefill batch.", "it never was", encoding="delta"),
+        Column("first_token_ns", _INT64, "ns", "Its first token was there.", "none was generated", encoding="delta"),
+        Column("finish_ns", _INT64, "ns", "It ended.", encoding="delta"),
         Column("retractions", _INT32, None, "How often decoding sent it back to the queue for lack of memory."),
         Column("preemptions", _INT32, None, "How often a more urgent request did."),
         Column(
@@ -404,6 +480,7 @@ _REQUESTS = Table(
         ),
         Column("end_detail", _STRING, None, "More about it: what matched, who aborted.", "nothing more to say"),
     ),
+    row_group=16_384,
 )
 
 _EVENTS = Table(
@@ -416,8 +493,8 @@ _EVENTS = Table(
         _RANK,
         _seq("Logical tick: orders steps, passes, events and tokens of a rank."),
         _step(),
-        Column("pass", _INT64, None, "The pass it happened in.", "it happened outside a pass"),
-        Column("time", _FLOAT, "s", "The scheduler's clock."),
+        Column("pass", _INT64, None, "The pass it happened in.", "it happened outside a pass", encoding="delta"),
+        Column("time", _FLOAT, "s", "The scheduler's clock.", encoding="plain"),
         Column("kind", _STRING, None, "What happened, see above."),
         Column("rid", _STRING, None, "The request.", "an event of the cache alone"),
         Column(
@@ -431,6 +508,7 @@ _EVENTS = Table(
         Column("node", _INT64, None, "The cache node.", "not an event of the cache"),
         Column("detail", _STRING, "JSON", "More, by kind: an object.", "nothing more to say"),
     ),
+    row_group=8_192,
 )
 
 _TOKENS = Table(
@@ -440,10 +518,13 @@ _TOKENS = Table(
         _RANK,
         _seq("Logical tick: orders steps, passes, events and tokens of a rank."),
         _step(),
-        Column("rid", _STRING, None, "The request."),
-        Column("position", _INT64, "tokens", "Place of the first id in the request's sequence, from 0."),
+        Column("rid", _STRING, None, "The request.", encoding="length"),
+        Column(
+            "position", _INT64, "tokens", "Place of the first id in the request's sequence, from 0.", encoding="delta"
+        ),
         Column("ids", _IDS, None, "Token ids, from there on."),
     ),
+    row_group=4_096,
 )
 
 _CHECKPOINTS = Table(
@@ -453,13 +534,14 @@ _CHECKPOINTS = Table(
         _RANK,
         _seq("Logical tick: everything up to it is in the state, nothing after it."),
         _step("The step about to begin."),
-        Column("pass", _INT64, None, "The next pass to be made."),
+        Column("pass", _INT64, None, "The next pass to be made.", encoding="delta"),
         Column(
             "since",
             _INT64,
             None,
             "Tick of the checkpoint from which on the log holds all its token ids, 0 for the run's beginning; its own "
             "tick: it stands alone, and nothing before it is needed.",
+            encoding="delta",
         ),
         Column(
             "state",
@@ -472,6 +554,7 @@ _CHECKPOINTS = Table(
             "carried", _IDS, None, "Token ids of the state that neither `tokens` nor a checkpoint has `since` then."
         ),
     ),
+    row_group=8,
 )
 
 TABLES: dict[str, Table] = {
@@ -489,16 +572,18 @@ A run is a directory. Everything in it can be read at any moment, while it is re
 20260131-142500-name/
   manifest.json                    what was recorded: versions, command, configuration, gaps
   rank=0/                          one per scheduler process
-    00000000.p0-999/               a sealed segment, here of passes 0 to 999; never changed again
-      index.json                   rows per table, frames, gaps
+    00000000-00000010.p0-10999/    a merged segment, of 11 journals and passes 0 to 10999; never changed again
+      index.json                   rows per table, frames, gaps, checksums
       steps.parquet passes.parquet decisions.parquet ...
-    00000001.journal               what is not sealed yet; goes away when its segment is there
+    00000011.p11000-11999/         a segment as it was sealed
+    00000012.journal               what is not sealed yet; goes away when its segment is there
 ```
 
 A table without rows in a segment has no file there. Every reader of Parquet can read the sealed part, for
 example DuckDB with `read_parquet('<run>/rank=*/*.p*/passes.parquet', hive_partitioning=false)`; the `schedscope`
 command and `schedscope.recorder.run.Run` add what is in the journals. A directory whose name starts with a dot is
-a segment being written: leave it out.
+a segment being written: leave it out. While a run is recorded, segments whose numbers a merged one covers are about
+to be removed: leave them out too. Of a sealed run there are none.
 
 A record that was lost is a gap. `manifest.json` lists them when the run is sealed, `Run.gaps` at any time.
 

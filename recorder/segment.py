@@ -1,42 +1,49 @@
-"""A segment: the rows of one journal as Parquet, a directory that never changes once it is there.
+"""A segment: rows of a rank as Parquet, a directory that never changes once it is there.
 
 All tables of a segment appear at once, by the rename of the directory: a journal is either not sealed or sealed
-whole. The directory's name gives its number and passes, so that looking up a pass opens no other segment.
+whole. The directory's name gives the numbers of the journals that it was made of and its passes, so that looking up
+a pass opens no other segment.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
+from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import Journal
-from schedscope.recorder.manifest import Gap, sync, write_file
+from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES, Table
 
 INDEX = "index.json"
+LEVEL = 3
+"""Of zstd, where time counts."""
 
-_NAME = re.compile(r"(\d{8,})\.p(?:(\d+)-(\d+))?")
-_ROW_GROUP = 16_384
-"""Rows. Small enough that reading one pass skips most of a big segment."""
+_NAME = re.compile(r"(\d{8,})(?:-(\d{8,}))?\.p(?:(-?\d+)-(-?\d+))?")
 
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
+class Index(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A segment's index.json."""
 
-    version: int = SCHEMA_VERSION
+    version: int = 1
+    schedscope: str = ""
+    """Version of the schedscope that wrote it."""
     rank: int
     number: int
+    """Of the journal that it was made of; of a merged one the first."""
+    last_number: int | None = None
+    """Of a merged one the last; None: it wasn't merged."""
     first_frame: int
     next_frame: int
     first_pass: int | None
@@ -48,33 +55,36 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     passes: tuple[int, int] | None
     """First and last row of `passes`: rows of other tables may reach further."""
     gaps: list[Gap] = []
-
-
-class Within(NamedTuple):
-    """Some rows of a table: those with a column from `first` to `last`."""
-
-    column: str
-    first: int
-    last: int
+    starts: dict[str, list[int]] = {}
+    """Of a merged one, per table: for each number the row at which its rows begin."""
+    files: dict[str, FileFacts] = {}
+    checksum: int = 0
+    """CRC-32 of this document without it."""
 
 
 class Segment:
-    """A sealed segment. Reads its files when asked."""
+    """A sealed segment. Reads its files when asked.
 
-    def __init__(self, path: Path, number: int, first_pass: int | None, last_pass: int | None) -> None:
+    Methods that read raise RunFormatError, naming the file, for one that can't be read, and FileNotFoundError if the
+    segment is gone, merged into a bigger one.
+    """
+
+    def __init__(self, path: Path, numbers: tuple[int, int], passes: tuple[int, int] | None, files: OpenFiles) -> None:
         self.path = path
-        self.number = number
-        self.first_pass = first_pass
-        self.last_pass = last_pass
+        self.first_number, self.last_number = numbers
+        self.first_pass = None if passes is None else passes[0]
+        self.last_pass = None if passes is None else passes[1]
+        self._files = files
 
     @classmethod
-    def named(cls, path: Path) -> Segment | None:
+    def named(cls, path: Path, files: OpenFiles | None = None) -> Segment | None:
         """The segment of that name, unopened; None if the name is not a segment's."""
         match = _NAME.fullmatch(path.name)
         if match is None:
             return None
-        number, first, last = match.groups()
-        return cls(path, int(number), *((None, None) if first is None else (int(first), int(last))))
+        number, last_number, first, last = match.groups()
+        passes = None if first is None else (int(first), int(last))
+        return cls(path, (int(number), int(last_number or number)), passes, files or OpenFiles(0))
 
     def has_pass(self, number: int) -> bool:
         """Whether rows of that pass may be in here."""
@@ -84,28 +94,97 @@ class Segment:
 
     @cached_property
     def index(self) -> Index:
-        """What is in it. Raises RunFormatError."""
+        """What is in it."""
         path = self.path / INDEX
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Index)
-        except (OSError, msgspec.DecodeError) as error:
+            index = msgspec.json.decode(path.read_bytes(), type=Index)
+        except FileNotFoundError:
+            if self.path.is_dir():
+                raise RunFormatError(f"{path}: not the index of a segment: there is no such file") from None
+            raise
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunFormatError(f"{path}: not the index of a segment: {error}") from None
+        if index.version > SCHEMA_VERSION:
+            raise RunFormatError(
+                f"{path}: log version {index.version}, written by schedscope {index.schedscope}; this one, "
+                f"{own_version()}, reads up to version {SCHEMA_VERSION}: upgrade to schedscope>={index.schedscope}"
+            )
+        if index.version > 1 and index.checksum != _checksum(index):
+            raise RunFormatError(f"{path}: damaged: it doesn't match its checksum")
+        return index
+
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+        return self.index.rows.get(table, 0)
+
+    def rows_of(self, table: str, source: Segment) -> tuple[int, int]:
+        """Where in this merged segment the rows of one of its sources are: from one row up to another."""
+        starts = [*self.index.starts.get(table, ()), self.count(table)]
+        if len(starts) == 1:
+            return 0, 0
+        return starts[source.first_number - self.first_number], starts[source.last_number + 1 - self.first_number]
 
     def file(self, table: Table) -> Path | None:
         """The file with the table's rows; None if there are none."""
-        return self.path / f"{table.name}.parquet" if self.index.rows.get(table.name) else None
+        return self.path / f"{table.name}.parquet" if self.count(table.name) else None
 
-    def read(self, table: Table, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table | None:
-        """Its rows of a table, None if there are none. Raises RunFormatError, naming the file."""
-        path = self.file(table)
-        if path is None or within is None:
-            return None if path is None else _read(path, table, columns)
-        return _read_within(path, table, table.names if columns is None else columns, within)
+    def read(
+        self,
+        table: Table,
+        columns: Sequence[str] | None = None,
+        *,
+        within: Within | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> pa.Table:
+        """Its rows of a table, in recorded order.
 
-    def read_pass(self, table: Table, number: int) -> pa.Table | None:
-        """The rows of one pass. Raises RunFormatError, naming the file."""
+        Args:
+            within: only row groups that can hold such rows.
+            rows: only these, from one up to another.
+        """
+        schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
+        file = self._open(table)
+        if file is None:
+            return schema.empty_table()
+        groups = list(range(len(file.groups))) if within is None else file.groups_with(within)
+        skipped = 0
+        if rows is not None:
+            groups, skipped = _overlapping([group.rows for group in file.groups], *rows)
+        if not groups:
+            return schema.empty_table()
+        found = file.read(columns, groups)
+        if rows is not None:
+            found = found.slice(rows[0] - skipped, rows[1] - rows[0])
+        return plain(found, schema)
+
+    def chunks(self, table: Table) -> Iterator[pa.Table]:
+        """All rows of a table, a row group at a time."""
+        file = self._open(table)
+        for number in range(len(file.groups)) if file is not None else ():
+            assert file is not None
+            yield plain(file.read(None, [number]), table.arrow)
+
+    def read_pass(self, table: Table, number: int) -> pa.Table:
+        """The rows of one pass."""
+        file = self._open(table)
+        if file is None:
+            return table.arrow.empty_table()
+        groups = file.groups_with(Within(PASS, number, number))
+        if not groups:
+            return table.arrow.empty_table()
+        return plain(_of_pass(file.read(None, groups), number), table.arrow)
+
+    def _open(self, table: Table) -> TableFile | None:
         path = self.file(table)
-        return None if path is None else _read(path, table, None, [("pass", "=", number)])
+        if path is None:
+            return None
+        facts = self.index.files.get(table.name)
+        try:
+            return self._files.open(path, table, facts)
+        except FileNotFoundError:
+            if self.path.is_dir():
+                raise RunFormatError(f"{path}: not a readable Parquet file: there is no such file") from None
+            raise
 
 
 def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:
@@ -122,20 +201,7 @@ def write_segment(journal: Journal) -> Segment:
     Whenever this is interrupted, the rows are in the journal or in the segment, and readers take the segment first.
     Raises OSError, and then the journal is still there.
     """
-    directory = journal.path.parent
-    pass_range = journal.pass_range
-    first, last = pass_range if pass_range is not None else (None, None)
-    name = f"{journal.number:08d}.p" + ("" if pass_range is None else f"{first}-{last}")
-    temporary = directory / f".{journal.number:08d}.tmp"
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir()
-    for table_name, rows in journal.rows.items():
-        path = temporary / f"{table_name}.parquet"
-        table = to_arrow(TABLES[table_name], journal.rank, rows)
-        with path.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", compression_level=3, row_group_size=_ROW_GROUP)
-        sync(path)
+    first, last = journal.pass_range or (None, None)
     torn = journal.torn_gap()
     passes = journal.rows.get("passes")
     index = Index(
@@ -146,46 +212,78 @@ def write_segment(journal: Journal) -> Segment:
         first_pass=first,
         last_pass=last,
         ended=journal.ended,
-        rows={table_name: len(rows) for table_name, rows in journal.rows.items()},
+        rows={name: len(rows) for name, rows in journal.rows.items()},
         passes=(passes[0][0], passes[-1][0]) if passes else None,
         gaps=journal.gaps if torn is None else [*journal.gaps, torn],
     )
+    tables = {name: [to_arrow(TABLES[name], journal.rank, rows)] for name, rows in journal.rows.items()}
+    segment = make_segment(journal.path.parent, index, tables, LEVEL)
+    journal.path.unlink(missing_ok=True)
+    return segment
+
+
+def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa.Table]], level: int) -> Segment:
+    """Make a segment, durably: it is there whole when this returns, and not at all before.
+
+    Args:
+        index: without what follows from the written files.
+        tables: rows by table, in pieces; as many as the index says.
+        level: of zstd.
+
+    Raises OSError, RunFormatError for another number of rows.
+    """
+    numbers = f"{index.number:08d}" + ("" if index.last_number is None else f"-{index.last_number:08d}")
+    passes = "" if index.first_pass is None else f"{index.first_pass}-{index.last_pass}"
+    path = directory / f"{numbers}.p{passes}"
+    temporary = directory / f".{numbers}.tmp"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    files: dict[str, FileFacts] = {}
+    for name, chunks in tables.items():
+        facts = write_table(temporary / f"{name}.parquet", TABLES[name], chunks, level)
+        if facts.groups:
+            files[name] = facts
+        else:
+            (temporary / f"{name}.parquet").unlink()
+    rows = {name: sum(group.rows for group in facts.groups) for name, facts in files.items()}
+    if rows != {name: count for name, count in index.rows.items() if count}:
+        raise RunFormatError(f"{temporary}: it got {rows} rows instead of {index.rows}")
+    index = msgspec.structs.replace(
+        index, version=SCHEMA_VERSION, schedscope=own_version(), rows=rows, files=files, checksum=0
+    )
+    index = msgspec.structs.replace(index, checksum=_checksum(index))
     write_file(temporary / INDEX, msgspec.json.encode(index))
-    path = directory / name
     temporary.rename(path)
     sync(directory)
-    journal.path.unlink(missing_ok=True)
-    return Segment(path, journal.number, first, last)
+    segment = Segment.named(path)
+    assert segment is not None
+    return segment
 
 
-def _read_within(path: Path, table: Table, columns: Sequence[str], within: Within) -> pa.Table:
-    """Only those rows, from only those row groups that may hold one."""
-    index = table.names.index(within.column)
-    try:
-        with pq.ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            ranges = [file.metadata.row_group(i).column(index).statistics for i in groups]
-            hits = [i for i, r in enumerate(ranges) if r is None or (r.min <= within.last and r.max >= within.first)]
-            found = file.read_row_groups(hits, columns=list(dict.fromkeys((*columns, within.column))))
-    except (OSError, pa.ArrowException, TypeError) as error:
-        raise RunFormatError(f"{path}: not a readable Parquet file: {error}") from None
-    value = found.column(within.column)
-    found = found.filter(pc.and_(pc.greater_equal(value, within.first), pc.less_equal(value, within.last)))
-    return found.select(list(columns))
+def _checksum(index: Index) -> int:
+    return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(index, checksum=0)))
 
 
-def _read(path: Path, table: Table, columns: Sequence[str] | None, filters: Any = None) -> pa.Table:
-    try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if filters is None:
-                found = file.read(columns=columns)
-            else:
-                found = pq.read_table(path, columns=columns, filters=filters, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise RunFormatError(f"{path}: not a readable Parquet file: {error}") from None
-    if not schema.equals(table.arrow):
-        missing = [name for name in table.names if name not in schema.names]
-        what = f"no column {', '.join(missing)}" if missing else "columns or types differ"
-        raise RunFormatError(f"{path}: not the {table.name} of a schedscope run: {what}")
-    return found.select(list(columns)) if columns is not None else found
+def _overlapping(sizes: Sequence[int], start: int, stop: int) -> tuple[list[int], int]:
+    """Row groups that hold rows from `start` to `stop`, and how many rows come before the first of them."""
+    groups: list[int] = []
+    skipped = position = 0
+    for number, size in enumerate(sizes):
+        if position < stop and start < position + size:
+            if not groups:
+                skipped = position
+            groups.append(number)
+        position += size
+    return groups, skipped
+
+
+def _of_pass(rows: pa.Table, number: int) -> pa.Table:
+    """The rows of a pass. They mostly stand together: then no value is copied."""
+    hits = pc.equal(rows["pass"], number)
+    count = pc.sum(hits).as_py() or 0
+    if not count:
+        return rows.slice(0, 0)
+    first = pc.index(rows["pass"], number).as_py()
+    together = pc.sum(hits.slice(first, count)).as_py() == count
+    return rows.slice(first, count) if together else rows.filter(hits)

@@ -37,8 +37,8 @@ _KINDS: dict[Level, frozenset[str]] = {
 }
 """Kinds of events that are kept."""
 
-CHECKPOINT_EVERY = 500
-"""Passes between checkpoints: what it takes at most to rebuild any pass."""
+_AFTER_A_GAP = 100
+"""Passes at least between two checkpoints that are taken because something was lost."""
 
 
 class RunTracer(Tracer):
@@ -46,7 +46,8 @@ class RunTracer(Tracer):
 
     Args:
         sink: where frames go; it never raises and never blocks for long.
-        checkpoint_every: passes between checkpoints.
+        checkpoint_every: passes between checkpoints. None: the companion takes them, and this only where its records
+            have a gap, over which it can't follow.
         clock_ns: monotonic nanoseconds, for people to read.
     """
 
@@ -54,7 +55,7 @@ class RunTracer(Tracer):
         self,
         sink: Sink,
         *,
-        checkpoint_every: int = CHECKPOINT_EVERY,
+        checkpoint_every: int | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sink = sink
@@ -76,6 +77,8 @@ class RunTracer(Tracer):
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
         self._times: dict[str, dict[str, int]] = {}
         self._last_checkpoint = 0
+        self._lost = 0
+        """Frames that were dropped up to the last checkpoint."""
 
     def attach(self, scheduler: Scheduler) -> None:
         """Learn whose state checkpoints hold."""
@@ -221,14 +224,19 @@ class RunTracer(Tracer):
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler
-        if (
-            scheduler is None
-            or not self._keeps_stimuli
-            or scheduler.passes - self._last_checkpoint < self._checkpoint_every
-        ):
+        if scheduler is None or not self._needs_checkpoint(scheduler.passes - self._last_checkpoint):
             return
         self._last_checkpoint = scheduler.passes
+        self._lost = self._sink.dropped
         self._put("checkpoints", CheckpointWriter().write(scheduler, self._next_seq(), alone=True))
+
+    def _needs_checkpoint(self, passes: int) -> bool:
+        """Whether to take one, so many passes behind the last one. Never where token ids are kept out of the log."""
+        if not self._keeps_stimuli or self._detail.tokens != "full":
+            return False
+        if self._checkpoint_every is not None:
+            return passes >= self._checkpoint_every
+        return self._sink.dropped > self._lost and passes >= _AFTER_A_GAP
 
     # ---- rows ----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.tokens import TOKEN_BYTES
+from schedscope.recorder.files import Within
 from schedscope.recorder.rows import Row
-from schedscope.recorder.segment import Within
 
 _FORMATS = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 

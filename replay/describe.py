@@ -12,7 +12,7 @@ from rich.text import Text
 from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import POLICIES, Key, Ranked
 from schedscope.engine.verdict import Reason, Result, Verdict
-from schedscope.recorder.rows import finite
+from schedscope.recorder.rows import finite, key_fields
 
 FOLD_FROM = 5
 """Requests that are alike and not looked at, from which on a table folds them."""
@@ -99,7 +99,7 @@ def key_words(key: Key) -> str:
 
 
 def _shown(key: Key) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in key._asdict().items() if name not in {"rid", "position"}]
+    return list(zip(key_fields(key), key, strict=False))
 
 
 def _key_names(plan: Plan) -> str:

@@ -24,8 +24,9 @@ from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.frame import Body, unpack
 from schedscope.recorder.hello import Detail
+from schedscope.recorder.parts import Part
 from schedscope.recorder.rows import Row
-from schedscope.recorder.run import Part, Run
+from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
 from schedscope.replay.rebuild import Rebuild, reports_of

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from schedscope.engine import tokens
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Finish
+from schedscope.recorder.files import Within
 from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import Within
 from schedscope.replay.columns import Readable, first_items, packed_lists, rows_of, values_of
 
 STIMULI = frozenset({"arrive", "abort", "flush"})

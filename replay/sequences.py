@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from schedscope.recorder.segment import Within
+from schedscope.recorder.files import Within
 from schedscope.replay.columns import Readable, packed_lists, values_of
 
 _COLUMNS = ("seq", "rid", "position", "ids")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from schedscope.recorder.run import Part, Run
+from schedscope.recorder.parts import Part
+from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import to_arrow
 from schedscope.replay.replayer import Replayed, Replayer, Start

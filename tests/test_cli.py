@@ -19,7 +19,10 @@ import pytest
 from schedscope.cli.main import main
 from schedscope.engine import ordering
 from schedscope.engine.config import SchedulerConfig
+from schedscope.recorder.parts import list_segments
 from schedscope.recorder.run import Run
+from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
+from schedscope.recorder.segment import LEVEL, make_segment
 from simulation import record
 
 ROOT = Path(__file__).parent.parent
@@ -102,15 +105,18 @@ def test_another_policy_moves_requests_and_leaves_the_recording_alone(
 
 def _tamper(run: Path, table: str, column: str, row: int, value: Any) -> dict[str, Any]:
     """Change one recorded value; returns the row as it was."""
-    for file in sorted(run.rglob(f"{table}*.parquet")):
-        rows = pq.read_table(file)
+    for segment in list_segments(run, 0):
+        tables = {name: segment.read(TABLES[name]) for name in segment.index.rows}
+        rows = tables[table]
         if row < rows.num_rows:
             before: dict[str, Any] = rows.slice(row, 1).to_pylist()[0]
             values = rows.column(column).to_pylist()
             values[row] = value
             index = rows.schema.get_field_index(column)
-            rows = rows.set_column(index, rows.schema.field(index), pa.array(values, rows.schema.field(index).type))
-            pq.write_table(rows, file)
+            changed = pa.array(values, rows.schema.field(index).type)
+            tables[table] = rows.set_column(index, rows.schema.field(index), changed)
+            shutil.rmtree(segment.path)
+            make_segment(segment.path.parent, segment.index, {name: [each] for name, each in tables.items()}, LEVEL)
             return before
         row -= rows.num_rows
     raise AssertionError(f"no row {row} in {table}")
@@ -238,7 +244,7 @@ def test_bad_input_gets_a_clear_word_and_its_own_exit_code(
         (lambda run: (run / "manifest.json").unlink(), 5, "neither a run"),
         (
             lambda run: (run / "manifest.json").write_text(
-                (run / "manifest.json").read_text().replace('"version": 1', '"version": 99')
+                (run / "manifest.json").read_text().replace(f'"version": {SCHEMA_VERSION}', '"version": 99')
             ),
             6,
             "upgrade",

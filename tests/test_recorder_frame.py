@@ -249,7 +249,14 @@ def test_foreign_and_newer_files_are_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 something else")
     with pytest.raises(RunFormatError, match=r"00000000\.journal: not a schedscope journal"):
         read_journal(path)
-    head = {"schema": "schedscope.journal", "version": 2, "schedscope": "9.1", "rank": 0, "number": 0, "first_frame": 0}
+    head = {
+        "schema": "schedscope.journal",
+        "version": 99,
+        "schedscope": "9.1",
+        "rank": 0,
+        "number": 0,
+        "first_frame": 0,
+    }
     path.write_bytes(pack(Kind.HEAD, msgspec.msgpack.encode(head)))
     with pytest.raises(RunFormatError, match=r"upgrade to schedscope>=9\.1"):
         read_journal(path)

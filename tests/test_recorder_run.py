@@ -15,16 +15,16 @@ from typing import Any
 import duckdb
 import pytest
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
-from schedscope.recorder import parts, rank_log
+from schedscope.recorder import rank_log
 from schedscope.recorder.frame import Body, encode, parse_header, stamp
 from schedscope.recorder.hello import Description, Source
-from schedscope.recorder.journal import read_journal
+from schedscope.recorder.journal import JournalTail, read_journal
 from schedscope.recorder.lock import hold, is_held
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits, RankLog
 from schedscope.recorder.run import Run, default_log_dir, find_runs, resolve_run
-from schedscope.recorder.schema import TABLES
+from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
 from schedscope.recorder.segment import Segment, write_segment
 from schedscope.recorder.sink import DirectSink
 
@@ -231,7 +231,8 @@ def test_ranks_describe_themselves(run_dir: Path) -> None:
     manifest = read_manifest(run_dir)
     assert (manifest.status, manifest.command, manifest.name) == ("sealed", ["serve", "--x"], "demo")
     plain = json.loads((run_dir / "manifest.json").read_text())
-    assert (plain["schema"], plain["version"], plain["gaps"], plain["source_gaps"]) == ("schedscope.run", 1, [], [])
+    assert (plain["schema"], plain["version"]) == ("schedscope.run", SCHEMA_VERSION)
+    assert (plain["gaps"], plain["source_gaps"]) == ([], [])
 
 
 def test_a_rank_is_recorded_once(run_dir: Path) -> None:
@@ -302,12 +303,12 @@ def test_a_reader_follows_a_journal_that_is_sealed_under_it(run_dir: Path, monke
     sink = record(run_dir, range(15))
     run = Run.open(run_dir)
 
-    def seal_first(path: Path) -> Any:
+    def seal_first(tail: JournalTail) -> Any:
         monkeypatch.undo()
-        write_segment(read_journal(path))
-        return read_journal(path)
+        write_segment(read_journal(tail.path))
+        return tail.look()
 
-    monkeypatch.setattr(parts, "read_journal", seal_first)
+    monkeypatch.setattr(JournalTail, "look", seal_first)
     assert numbers(run) == list(range(15))
     del sink
 
@@ -351,18 +352,18 @@ def test_unreadable_files_are_named(run_dir: Path) -> None:
     file = segment / "passes.parquet"
     whole = file.read_bytes()
     for content, problem in (
-        (whole[: len(whole) // 2], "not a readable Parquet file"),
-        (b"", "not a readable Parquet file"),
-        ((segment / "steps.parquet").read_bytes(), "not the passes of a schedscope run: no column"),
+        (whole[: len(whole) // 2], "damaged: it has"),
+        (b"", "damaged: it has 0 bytes"),
+        ((segment / "steps.parquet").read_bytes(), "damaged: it has"),
     ):
         file.write_bytes(content)
         with pytest.raises(RunFormatError, match=rf"p10-19/passes\.parquet: {problem}"):
             run.table("passes")
         with pytest.raises(RunFormatError, match=rf"p10-19/passes\.parquet: {problem}"):
             run.pass_rows(0, 12)
-    file.unlink()
-    with pytest.raises(RunFormatError, match=r"p10-19/passes\.parquet"):
-        run.table("passes")
+        file.unlink()
+        with pytest.raises(RunFormatError, match=r"p10-19/passes\.parquet: .*there is no such file"):
+            run.table("passes")
     file.write_bytes(whole)
     assert len(run.pass_rows(0, 12)["passes"]) == 1
     (segment / "index.json").write_text("{")
@@ -380,8 +381,8 @@ def test_unreadable_files_are_named(run_dir: Path) -> None:
         (b'{"schema": "other.thing", "version": 1}', "a manifest of 'other.thing'"),
         (b'{"schema": "schedscope.run", "version": 1, "name": 5}', r"Expected `str`, got `int` - at `\$.name`"),
         (
-            b'{"schema": "schedscope.run", "version": 2, "schedscope": "9.1.0"}',
-            r"log version 2, written by schedscope 9\.1\.0; this one, .*, reads up to version 1: "
+            b'{"schema": "schedscope.run", "version": 3, "schedscope": "9.1.0"}',
+            r"log version 3, written by schedscope 9\.1\.0; this one, .*, reads up to version 2: "
             r"upgrade to schedscope>=9\.1\.0",
         ),
     ],
