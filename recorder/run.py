@@ -20,7 +20,7 @@ from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_reco
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.rids import RID_TABLES
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
@@ -390,7 +390,7 @@ def _connected(chosen: Sequence[Parts]) -> duckdb.DuckDBPyConnection:
         for parts in chosen:
             for source in parts.sources:
                 if isinstance(source, Journal):
-                    tails.append(to_arrow(table, parts.rank, source.rows.get(table.name, ())))
+                    tails.append(source.table(table.name))
                 elif source.is_current and (path := source.file(table)) is not None:
                     files.append(str(path))
                 elif not source.is_current:

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import to_arrow
+from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.replay.rebuild import LostError
 from schedscope.replay.replayer import Replayed, Replayer, Start
 

@@ -21,8 +21,8 @@ from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.rids import RidIndex, RidSpans
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import Segment, to_arrow, write_segment
+from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.recorder.segment import Segment, write_segment
 from schedscope.recorder.sink import DirectSink
 from simulation import record as simulate
 from test_recorder_run import pass_frame, record, row, run_dir
