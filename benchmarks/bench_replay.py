@@ -121,8 +121,8 @@ def add_checkpoints(path: Path) -> Json:
         seconds += time.perf_counter() - start
         for table, more in made.items():
             rows[table] = sorted(rows.get(table, []) + more)
-        frames = index.first_frame, index.next_frame
-        journal = Journal(segment.path.parent / f"{segment.number:08d}.journal", 0, segment.number, *frames, rows)
+        number, frames = segment.first_number, (index.first_frame, index.next_frame)
+        journal = Journal(segment.path.parent / f"{number:08d}.journal", 0, number, *frames, rows)
         journal.ended = index.ended
         shutil.rmtree(segment.path)
         write_segment(journal)

@@ -29,8 +29,9 @@ def rewrite(segment: Segment, change: Callable[[Rows], None]) -> None:
     """Seal a part again with other rows."""
     rows, index = rows_of(segment), segment.index
     change(rows)
-    path = segment.path.parent / f"{segment.number:08d}.journal"
-    journal = Journal(path, index.rank, segment.number, index.first_frame, index.next_frame, rows, ended=index.ended)
+    number = segment.first_number
+    path = segment.path.parent / f"{number:08d}.journal"
+    journal = Journal(path, index.rank, number, index.first_frame, index.next_frame, rows, ended=index.ended)
     shutil.rmtree(segment.path)
     write_segment(journal)
 
@@ -50,6 +51,6 @@ def shadow_run(
             rows[table] = sorted(rows.get(table, []) + made)
 
     for segment in list_segments(path, 0):
-        if segment.number not in skip:
+        if segment.first_number not in skip:
             rewrite(segment, follow)
     return shadow
