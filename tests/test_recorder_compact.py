@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.compact import MergeLimits, choose, compact, merge, tidy
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.frame import encode_frame, stamp
 from schedscope.recorder.journal import JournalWriter, read_journal
 from schedscope.recorder.parts import list_segments, read_parts
@@ -26,8 +27,8 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import write_segment
-from schedscope.recorder.sink import DirectSink
-from test_recorder_run import DECISIONS, numbers, record, row, run_dir
+from schedscope.recorder.sink import DirectSink, open_sink
+from test_recorder_run import DECISIONS, numbers, pass_frame, record, row, run_dir
 
 __all__ = ["run_dir"]
 
@@ -36,6 +37,7 @@ ALL = MergeLimits(fan_in=2)
 COMPACTOR = """
 import sys
 from pathlib import Path
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.compact import MergeLimits, compact
 print("ready", flush=True)
 while compact(Path(sys.argv[1]), MergeLimits(passes=int(sys.argv[2]), fan_in=2), 0.0):
@@ -304,3 +306,21 @@ def test_token_lists_of_a_million_are_merged(run_dir: Path) -> None:
     assert len(names(run_dir)) == 1
     assert Run.open(run_dir).table("tokens").equals(before)
     assert len(before["ids"][1].as_py()) == 1_000_000
+
+
+def test_a_companion_merges_while_it_records_and_leaves_no_small_segments(run_dir: Path) -> None:
+    with Companion.start(run_dir, Limits(passes=1)) as companion:
+        sink = open_sink(0, environ=companion.environment())
+        assert sink is not None
+        for number in range(60):
+            sink.write(pass_frame(number))
+        deadline = time.monotonic() + 20
+        while not list(run_dir.glob("rank=0/????????-????????.p*")):
+            assert time.monotonic() < deadline, "nothing was merged"
+            time.sleep(0.01)
+        assert numbers(Run.open(run_dir)) == list(range(60))
+        sink.close()
+        manifest = companion.stop()
+    assert len(names(run_dir)) == 1
+    assert (manifest.totals["0"]["passes"], manifest.gaps) == (60, [])
+    assert numbers(Run.open(run_dir)) == list(range(60))
