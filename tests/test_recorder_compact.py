@@ -283,6 +283,36 @@ def test_a_killed_compactor_loses_nothing_and_the_next_one_goes_on(run_dir: Path
     assert content(Run.open(run_dir)) == expected
 
 
+def test_readers_go_on_while_sources_are_removed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = sealed(run_dir, 39)
+    before = content(Run.open(run_dir))
+    held = Run.open(run_dir).parts(0)
+    looks = []
+    real = shutil.rmtree
+
+    def remove(path: Path) -> None:
+        for file in sorted(path.iterdir()):
+            assert [row for part in held for row in part.table("decisions").to_pylist()] == before["decisions"]
+            assert content(Run.open(run_dir)) == before
+            file.unlink()
+            looks.append(file)
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert compact(rank, ALL, 0.0, final=True)
+    assert len(looks) > 20
+    assert names(run_dir) == ["00000000-00000003.p0-38"]
+
+
+def test_what_a_killed_compactor_leaves_is_removed(run_dir: Path) -> None:
+    rank = sealed(run_dir, 39)
+    for name in (".00000000-00000003.tmp", ".00000001.p10-19.gone"):
+        shutil.copytree(rank / "00000001.p10-19", rank / name)
+    assert numbers(Run.open(run_dir)) == list(range(39))
+    tidy(rank, MergeLimits(), 0.0)
+    assert all(not name.startswith(".") for name in names(run_dir))
+
+
 def test_a_half_removed_source_is_not_read(run_dir: Path) -> None:
     rank = sealed(run_dir, 39)
     before = content(Run.open(run_dir))
