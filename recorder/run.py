@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -316,8 +317,18 @@ def _name(path: Path) -> str | None:
         return None
 
 
+def _size(path: Path) -> int:
+    """Bytes of all files; while a run is recorded they come and go."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(folder, name).stat().st_size
+    return size
+
+
 def _info(path: Path) -> RunInfo:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = _size(path)
     try:
         run = Run.open(path)
         totals = run.manifest.totals

@@ -586,6 +586,7 @@ A run is a directory. Everything in it can be read at any moment, while it is re
   rank=0/                          one per scheduler process
     00000000-00000010.p0-10999/    a merged segment, of 11 journals and passes 0 to 10999; never changed again
       index.json                   rows per table, frames, gaps, checksums
+      rids.index                   which row groups mention a request
       steps.parquet passes.parquet decisions.parquet ...
     00000011.p11000-11999/         a segment as it was sealed
     00000012.journal               what is not sealed yet; goes away when its segment is there

@@ -226,7 +226,7 @@ class Segment:
 
     @cached_property
     def _rids(self) -> RidIndex:
-        return RidIndex(self.path / RIDS)
+        return RidIndex(f"{self.path}/{RIDS}")
 
     @property
     def _is_old(self) -> bool:
