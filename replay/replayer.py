@@ -131,6 +131,8 @@ class Replayer:
         self.rank = rank
         self.config = SchedulerConfig.from_dict(run.manifest.config_of(rank))
         self.parts: Sequence[Part] = run.parts(rank)
+        self._known: dict[int, list[Start]] = {}
+        """Checkpoints of the parts that were looked at."""
 
     # ---- where to begin ------------------------------------------------------------------------------------
 
@@ -182,8 +184,10 @@ class Replayer:
         return True
 
     def _checkpoints(self, part: int) -> list[Start]:
-        rows = rows_of(self.parts[part], "checkpoints", ("seq", "step", "pass", "since"))
-        return sorted(Start(part, *row) for row in rows)
+        if part not in self._known:
+            rows = rows_of(self.parts[part], "checkpoints", ("seq", "step", "pass", "since"))
+            self._known[part] = sorted(Start(part, *row) for row in rows)
+        return self._known[part]
 
     def _stands(self, start: Start) -> bool:
         """Whether the checkpoint is still there on which this one stands."""

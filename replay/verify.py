@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from schedscope.recorder.files import Within
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
@@ -34,6 +36,9 @@ UNKNOWN = frozenset({"decision_hash"})
 
 _BATCH_ROWS = 16_384
 """Rows of decisions that are compared at once."""
+_WINDOW = 1_024
+"""Passes, or steps, that are read at once."""
+_FOREVER = 2**62
 _COLLECT_EVERY = 32
 """Batches between two collections of garbage."""
 _RANGES_PER_JOB = 4
@@ -399,15 +404,31 @@ class _Recorded:
 
     def _read(self, parts: Sequence[Part], behind: int | None, tick: int) -> Iterator[pa.Table]:
         for i, part in enumerate(parts):
-            if i == 0 and self._table == "events":
-                piece = part.table(self._table, [*self._columns, "seq"])
-                piece = piece.slice(_count_until(piece.column("seq"), tick)).select(self._columns)
-            else:
-                piece = part.table(self._table, self._columns)
-                if i == 0 and behind is not None:
-                    piece = piece.slice(_count_until(piece.column(self._index), behind))
-            if len(piece):
-                yield piece.combine_chunks()
+            begin = behind if i == 0 else None
+            for within in _windows(part, self._index):
+                if begin is not None and within.last <= begin:
+                    continue
+                if i == 0 and self._table == "events":
+                    piece = part.table(self._table, [*self._columns, "seq"], within)
+                    piece = piece.slice(_count_until(piece.column("seq"), tick)).select(self._columns)
+                else:
+                    piece = part.table(self._table, self._columns, within)
+                    if begin is not None:
+                        piece = piece.slice(_count_until(piece.column(self._index), begin))
+                if len(piece):
+                    yield piece.combine_chunks()
+
+
+def _windows(part: Part, index: str) -> list[Within]:
+    """A part in pieces that fit into memory, however many parts were merged into it."""
+    if index == "finish_ns":
+        return [Within(index, -_FOREVER, _FOREVER)]
+    if index == "pass":
+        ends = [] if part.first_pass is None or part.last_pass is None else range(part.first_pass, part.last_pass)
+    else:
+        ends = part.table("steps", ("step",)).column("step").to_pylist()
+    bounds = [-1, *ends[_WINDOW - 1 : -1 : _WINDOW], _FOREVER]
+    return [Within(index, first + 1, last) for first, last in pairwise(bounds)]
 
 
 def _count_until(index: pa.ChunkedArray, last: int) -> int:

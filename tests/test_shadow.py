@@ -16,6 +16,7 @@ from schedscope.engine.ordering import POLICIES
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import Snapshot, take_snapshot
 from schedscope.engine.state import SchedulerState
+from schedscope.recorder.compact import merge
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
@@ -140,6 +141,20 @@ def test_what_the_log_has_is_not_carried_again(tmp_path: Path) -> None:
     assert all(not row["carried"] for row in rows if row["seq"] < first), "all is in `tokens` since the beginning"
     others = [len(row["carried"]) for row in rows if row["seq"] > first and row not in alone]
     assert sum(others) < sum(len(row["carried"]) for row in alone)
+
+
+def test_merged_parts_replay_from_their_checkpoints(tmp_path: Path) -> None:
+    path = busy_run(tmp_path)
+    shadow_run(path, BUSY)
+    apart = checkpoints(Run.open(path))
+    merge(list_segments(path, 0))
+    run = Run.open(path)
+    assert len(run.parts(0)) == 1
+    merged = checkpoints(run)
+    assert [start.tick for start in merged] == [start.tick for start in apart]
+    for start in merged[::4]:
+        assert verify(run, 0, start_pass=start.pass_number).divergence is None
+    assert verify(run, 0, jobs=2).passes == run.passes(0).count
 
 
 # ---- deleted, lost, damaged ----------------------------------------------------------------------------------
