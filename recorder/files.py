@@ -206,6 +206,16 @@ class TableFile:
         """Its footer."""
         return self._file.metadata
 
+    def may_hold(self, group: int, column: str, first: int, last: int) -> bool:
+        """Whether a row group can have rows with such a value of a column: it can't if its statistics say so."""
+        if column == PASS and self._facts is not None:
+            return self._facts.groups[group].may_hold(first, last)
+        row_group = self._file.metadata.row_group(group)
+        for leaf in map(row_group.column, range(row_group.num_columns)):
+            if leaf.path_in_schema == column and (found := leaf.statistics) is not None and found.has_min_max:
+                return bool(found.min <= last and first <= found.max)
+        return True
+
     def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Rows of some row groups, by default of all; texts may come dictionary-encoded, see `plain`."""
         chosen = list(range(self._file.metadata.num_row_groups)) if groups is None else list(groups)

@@ -21,7 +21,7 @@ from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Ranges, Segment, to_arrow
 
 _TRIES = 1_000
 
@@ -60,29 +60,54 @@ class Part:
         """Last pass that any row belongs to. The next part may go on with it."""
         return self._passes[1] if self._passes is not None else None
 
-    def table(self, name: str, columns: Sequence[str] | None = None, passes: tuple[int, int] | None = None) -> pa.Table:
-        """Its rows of a table, in recorded order.
+    def table(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        passes: tuple[int, int] | None = None,
+        ticks: tuple[int, int] | None = None,
+    ) -> pa.Table:
+        """Its rows of a table, in recorded order. Decodes no more row groups than it has to.
 
         Args:
             passes: of `passes` and `decisions` only the rows of these, both included; of other tables, all rows.
+            ticks: of tables with a `seq` only the rows with these, both included; of other tables, all rows.
 
         Raises RunFormatError, naming the file, for one that can't be read.
         """
         table = TABLES[name]
-        if passes is None or name not in SORTED:
-            return self._read(table, columns, None)
-        wanted = None if columns is None else [*columns, *(["pass"] if "pass" not in columns else [])]
-        rows = self._read(table, wanted, passes)
-        hits = pc.and_(pc.greater_equal(rows["pass"], passes[0]), pc.less_equal(rows["pass"], passes[1]))
-        kept = rows.filter(hits)
-        return kept if columns is None else kept.select(list(columns))
+        ranges = []
+        if passes is not None and name in SORTED:
+            ranges.append(("pass", passes))
+        if ticks is not None and "seq" in table.names:
+            ranges.append(("seq", ticks))
+        if not ranges:
+            return self._read(table, columns, ())
+        needed = None if columns is None else [*columns, *(by for by, _ in ranges if by not in columns)]
+        rows = self._read(table, needed, ranges)
+        for by, (first, last) in ranges:
+            rows = rows.filter(pc.and_(pc.greater_equal(rows[by], first), pc.less_equal(rows[by], last)))
+        return rows if columns is None else rows.select(list(columns))
 
-    def _read(self, table: Table, columns: Sequence[str] | None, passes: tuple[int, int] | None) -> pa.Table:
+    def chunks(self, name: str) -> Iterator[pa.Table]:
+        """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
+        if isinstance(self._source, Journal):
+            yield self.table(name)
+            return
+        done = 0
+        try:
+            for rows in self._source.chunks(TABLES[name]):
+                yield rows
+                done += rows.num_rows
+        except FileNotFoundError:
+            yield self._read_merged(self._source, TABLES[name], None).slice(done)
+
+    def _read(self, table: Table, columns: Sequence[str] | None, ranges: Ranges) -> pa.Table:
         if isinstance(self._source, Journal):
             rows = to_arrow(table, self.rank, self._source.rows.get(table.name, ()))
             return rows if columns is None else rows.select(list(columns))
         try:
-            return self._source.read(table, columns, passes=passes)
+            return self._source.read(table, columns, ranges=ranges)
         except FileNotFoundError:
             return self._read_merged(self._source, table, columns)
 

@@ -108,12 +108,14 @@ class Run:
         rank: int | None = None,
         columns: Sequence[str] | None = None,
         passes: tuple[int, int] | None = None,
+        ticks: tuple[int, int] | None = None,
     ) -> pa.Table:
         """A table, of one rank or of all in their order; rows as recorded.
 
         Args:
             passes: of `passes` and `decisions` only the rows of these, both included; of other tables, the rows of
                 all parts that hold anything of these passes.
+            ticks: of tables with a `seq` only the rows with these, both included.
 
         Raises UsageError for an unknown table or column, RunNotFoundError for an unknown rank.
         """
@@ -124,19 +126,20 @@ class Run:
             piece
             for parts in self._chosen(rank)
             for part in (parts if passes is None else parts.of_passes(*passes))
-            if (piece := part.table(name, columns, passes)).num_rows
+            if (piece := part.table(name, columns, passes, ticks)).num_rows
         ]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of a table one by one, as dictionaries; holds a part of them in memory. Errors as `table`."""
+        """Rows of a table one by one, as dictionaries; holds few of them in memory. Errors as `table`."""
         table = _table(name)
         chosen = self._chosen(rank)
         return (
             row
             for parts in chosen
             for part in parts
-            for batch in part.table(table.name).to_batches(_BATCH)
+            for chunk in part.chunks(table.name)
+            for batch in chunk.to_batches(_BATCH)
             for row in batch.to_pylist()
         )
 

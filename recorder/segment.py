@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.files import FileFacts, OpenFiles, TableFile, dictionaries, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION, Row
-from schedscope.recorder.journal import BY_PASS, SORTED, Journal
+from schedscope.recorder.journal import SORTED, Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.migrate import schema_of, upgrade
 from schedscope.recorder.rids import NAME as RIDS
@@ -35,6 +35,10 @@ LEVEL = 3
 """Of zstd, where time counts."""
 
 _NAME = re.compile(r"(\d{8,})(?:-(\d{8,}))?\.p(?:(-?\d+)-(-?\d+))?")
+
+
+Ranges = Sequence[tuple[str, tuple[int, int]]]
+"""Columns, and the smallest and largest value that is wanted of them."""
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,13 +146,13 @@ class Segment:
         table: Table,
         columns: Sequence[str] | None = None,
         *,
-        passes: tuple[int, int] | None = None,
+        ranges: Ranges = (),
         rows: tuple[int, int] | None = None,
     ) -> pa.Table:
         """Its rows of a table, in recorded order.
 
         Args:
-            passes: only row groups that can hold these passes, both included.
+            ranges: only row groups that can hold rows with such values; others may be among them.
             rows: only these, from one up to another.
         """
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
@@ -159,8 +163,8 @@ class Segment:
             found = self._upgraded(table, file).select(schema.names)
             return found if rows is None else found.slice(rows[0], rows[1] - rows[0])
         groups = list(range(len(file.groups)))
-        if passes is not None and table.name in BY_PASS:
-            groups = [i for i in groups if file.groups[i].may_hold(*passes)]
+        for column, bounds in ranges:
+            groups = [i for i in groups if file.may_hold(i, column, *bounds)]
         skipped = 0
         if rows is not None:
             groups, skipped = _overlapping([group.rows for group in file.groups], *rows)

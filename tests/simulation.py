@@ -14,6 +14,7 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 
@@ -97,11 +98,12 @@ def record(
     requests: int,
     checkpoint_every: int = 50,
     outputs: tuple[int, int] = (1, 40),
+    limits: Limits | None = None,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
     described = Description(source=Source("simulation", "1"), config=config.to_dict())
-    tracer = RunTracer(DirectSink(path, 0, described), checkpoint_every=checkpoint_every)
+    tracer = RunTracer(DirectSink(path, 0, described, limits), checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
     drive(scheduler, Workload(seed, outputs=outputs), requests)
