@@ -72,6 +72,19 @@ class Part:
         kept = within.rows(self._read(table, wanted, within))
         return kept if columns is None else kept.select(list(columns))
 
+    def chunks(self, name: str) -> Iterator[pa.Table]:
+        """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
+        if isinstance(self._source, Journal):
+            yield self.table(name)
+            return
+        done = 0
+        try:
+            for rows in self._source.chunks(TABLES[name]):
+                yield rows
+                done += rows.num_rows
+        except FileNotFoundError:
+            yield self._read_merged(self._source, TABLES[name], None).slice(done)
+
     def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
         if isinstance(self._source, Journal):
             rows = self._source.table(table.name)

@@ -130,14 +130,15 @@ class Run:
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of a table one by one, as dictionaries; holds a part of them in memory. Errors as `table`."""
+        """Rows of a table one by one, as dictionaries; holds few of them in memory. Errors as `table`."""
         table = _table(name)
         chosen = self._chosen(rank)
         return (
             row
             for parts in chosen
             for part in parts
-            for batch in part.table(table.name).to_batches(_BATCH)
+            for chunk in part.chunks(table.name)
+            for batch in chunk.to_batches(_BATCH)
             for row in batch.to_pylist()
         )
 

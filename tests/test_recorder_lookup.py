@@ -46,12 +46,13 @@ def check_everything(run: Run) -> None:
 def test_every_pass_and_request_is_found_whole(tmp_path: Path, merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("decisions", 40), ("passes", 3), ("steps", 7), ("events", 16), ("requests", 5)):
         monkeypatch.setitem(TABLES, name, replace(TABLES[name], row_group=size))
-    path = simulate(tmp_path, SchedulerConfig(schedule_policy="lpm", max_total_tokens=600), seed=9, requests=60)
+    config = SchedulerConfig(schedule_policy="lpm", max_total_tokens=600)
+    path = simulate(tmp_path, config, seed=9, requests=60, limits=Limits(passes=15))
     if merged:
         tidy(path / "rank=0", MergeLimits(), 0.0, final=True)
     run = Run.open(path)
-    (segment,) = list_segments(path, 0)
-    assert len(segment.index.files["decisions"].groups) > 5
+    assert (len(list_segments(path, 0)) == 1) == merged
+    assert sum(len(segment.index.files["decisions"].groups) for segment in list_segments(path, 0)) > 5
     check_everything(run)
     check_everything(Run.open(path))
 
