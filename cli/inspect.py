@@ -42,6 +42,13 @@ def inspect(run: RunName = None, /, *, log: LogDir = None, table: str | None = N
         markup=False,
         soft_wrap=True,
     )
+    if found.overhead is not None:
+        console.print(
+            f"recording took {found.overhead.per_step_us:.1f} µs a step on the schedulers' threads, "
+            f"{found.overhead.share:.2%} of the time of all steps",
+            markup=False,
+            soft_wrap=True,
+        )
     chosen = [each for each in found.tables if each.name == table]
     for part in (_ranks(found), _columns(chosen[0]) if chosen else _tables(found)):
         console.print()
@@ -111,6 +118,7 @@ def _json(found: Footprint) -> dict[str, Any]:
         "schedscope": found.schedscope,
         "bytes": found.bytes,
         "bytes_per_decision": found.bytes_per_decision,
+        "overhead": None if found.overhead is None else found.overhead._asdict(),
         "tables": [
             {**table._asdict(), "columns": [column._asdict() for column in table.columns]} for table in found.tables
         ],

@@ -6,9 +6,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.manifest import MANIFEST, Gap
 from schedscope.recorder.parts import Parts, read_parts
+from schedscope.recorder.ring import LINK
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, Table
 from schedscope.recorder.segment import Segment
@@ -62,6 +64,15 @@ class RankSize(NamedTuple):
     """All files."""
 
 
+class Overhead(NamedTuple):
+    """What recording cost the schedulers."""
+
+    per_step_us: float
+    """Microseconds on a scheduler's thread, mean."""
+    share: float
+    """Of the time that steps took, forwards included; idle steps left out."""
+
+
 class Footprint(NamedTuple):
     """A run's sizes at one moment."""
 
@@ -74,6 +85,8 @@ class Footprint(NamedTuple):
     tables: tuple[TableSize, ...]
     ranks: tuple[RankSize, ...]
     gaps: tuple[Gap, ...]
+    overhead: Overhead | None
+    """None: no step was recorded, or by a version that did not measure it."""
 
     @property
     def bytes(self) -> int:
@@ -104,10 +117,21 @@ def measure(run: Run) -> Footprint:
                 tables=tuple(_table(table, parts) for table in TABLES.values()),
                 ranks=tuple(_rank(each) for each in parts),
                 gaps=tuple(run.gaps),
+                overhead=_overhead(run),
             )
         except FileNotFoundError:  # merged away under us
             continue
     raise RunFormatError(f"{run.path / MANIFEST}: its segments come and go too fast to be measured")
+
+
+def _overhead(run: Run) -> Overhead | None:
+    steps = run.table("steps", columns=("kind", "start_ns", "end_ns", "record_ns"))
+    steps = steps.filter(pc.and_(pc.not_equal(steps["kind"], "idle"), pc.is_valid(steps["record_ns"])))
+    if not steps.num_rows:
+        return None
+    spent_ns = pc.sum(steps["record_ns"]).as_py()
+    lasted_ns = pc.sum(pc.subtract(steps["end_ns"], steps["start_ns"])).as_py()
+    return Overhead(spent_ns / steps.num_rows / 1e3, spent_ns / lasted_ns if lasted_ns else 0.0)
 
 
 def _table(table: Table, parts: list[Parts]) -> TableSize:
@@ -131,7 +155,7 @@ def _table(table: Table, parts: list[Parts]) -> TableSize:
 
 
 def _rank(parts: Parts) -> RankSize:
-    segments, journals = parts.segments, parts.journals
+    segments, journals = parts.segments, [journal for journal in parts.journals if journal.path.name != LINK]
     passes = parts.passes()
     journal_bytes = sum(journal.path.stat().st_size for journal in journals)
     return RankSize(

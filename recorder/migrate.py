@@ -84,7 +84,9 @@ def _without_hash(columns: Columns) -> Columns:
     return {"decision_hash": [None] * len(columns["pass"])}
 
 
-_ADDED: dict[int, dict[str, dict[str, Any]]] = {2: {"checkpoints": {"since": 0, "carried": []}}}
+_ADDED: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"checkpoints": {"since": 0, "carried": []}, "steps": {"record_ns": None}},
+}
 """Version to table to new columns, with the value that rows of older versions get."""
 
 _CHANGED: dict[int, dict[str, Callable[[Columns], Columns]]] = {

@@ -132,6 +132,13 @@ _STEPS = Table(
             "end_ns", _INT64, "ns", "Monotonic clock when the step, or the last coalesced one, ended.", encoding="delta"
         ),
         Column("forward_ns", _INT64, "ns", "Time the model took.", "the model did not run"),
+        Column(
+            "record_ns",
+            _INT64,
+            "ns",
+            "Time that recording took on the scheduler's thread: passes and steps, since the last row was made.",
+            "recorded by version 1 of the log, which did not measure it",
+        ),
         Column("running", _INT32, "requests", "Requests in the running batch when the step began."),
         Column("queue_len", _INT32, "requests", "Requests waiting when the step began.", encoding="delta"),
         Column("available", _INT64, "tokens", "Free part of the KV pool when the step began."),

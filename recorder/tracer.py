@@ -74,6 +74,10 @@ class RunTracer(Tracer):
         self._seq = 0
         self._pass: int | None = None
         self._decide_ns = 0
+        self._forward_ns = 0
+        """When the forward began."""
+        self._spent_ns = 0
+        """On recording, since the last step's row."""
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
         self._times: dict[str, dict[str, int]] = {}
         self._last_checkpoint = 0
@@ -171,7 +175,8 @@ class RunTracer(Tracer):
 
     def on_pass(self, number: int, view: View, plan: Plan, random_state: RandomState | None) -> None:
         """Record a decision."""
-        decided_ns = self._clock_ns() - self._decide_ns
+        begin_ns = self._clock_ns()
+        decided_ns = begin_ns - self._decide_ns
         self._pass = number
         if not self._keeps_stimuli:
             return
@@ -181,15 +186,18 @@ class RunTracer(Tracer):
         row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
         self._put("passes", row)
         self._put(DECIDED, packed if kept else b"")
+        self._spent_ns += self._clock_ns() - begin_ns
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
-        facts = tuple(state_facts(state).values())
-        self._step = (record, self._clock_ns(), facts)
+        begin_ns = self._forward_ns = self._clock_ns()
+        self._step = (record, begin_ns, tuple(state_facts(state).values()))
         if record.batch is None:
             self.on_committed(state)
-        else:
-            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+            return
+        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        self._forward_ns = self._clock_ns()
+        self._spent_ns += self._forward_ns - begin_ns
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -210,7 +218,8 @@ class RunTracer(Tracer):
                 record.now,
                 self._decide_ns if record.kind != "idle" else formed_ns,
                 now_ns,
-                None if batch is None else now_ns - formed_ns,
+                None if batch is None else now_ns - self._forward_ns,
+                self._spent_ns,
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),
                 list(record.retracted),
@@ -221,6 +230,7 @@ class RunTracer(Tracer):
         self._pass = None
         self._checkpoint()
         self._flush()
+        self._spent_ns = self._clock_ns() - now_ns
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler

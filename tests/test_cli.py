@@ -358,6 +358,7 @@ def test_inspect_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (rank,) = document["ranks"]
     assert (rank["passes"], rank["sealed"] + rank["merged"], rank["journals"]) == (Run.open(run).passes(0).count, 1, 0)
     assert document["gaps"] == []
+    assert document["overhead"]["per_step_us"] > 0
     assert main(["inspect", "--log", str(run.parent)]) == 0
     shown = capsys.readouterr().out
     assert "bytes a decision" in shown
