@@ -146,6 +146,11 @@ class Keys(Sequence[Key]):
         self.columns = columns
         """All fields but the last, which is the position."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all fields."""
+        return self._kind._fields
+
     def __len__(self) -> int:
         return len(self.columns[0])
 
@@ -187,13 +192,18 @@ class Ranking(Sequence[Ranked]):
     ) -> None:
         self.requests = tuple(map(queue.__getitem__, positions))
         """In order."""
-        self._columns = queue, keys, positions, duplicates
+        self.queue = queue
+        """Before sorting, as are `keys` and `duplicates`."""
+        self.keys = keys
+        self.positions = positions
+        """In order: where each stood before."""
+        self.duplicates = duplicates
 
     @cached_property
     def _places(self) -> tuple[Ranked, ...]:
-        queue, keys, positions, duplicates = self._columns
-        places = list(map(_maker(Ranked), zip(queue, keys, range(len(queue)), duplicates, strict=True)))
-        return tuple(map(places.__getitem__, positions))
+        columns = self.queue, self.keys, range(len(self.queue)), self.duplicates
+        places = list(map(_maker(Ranked), zip(*columns, strict=True)))
+        return tuple(map(places.__getitem__, self.positions))
 
     def __len__(self) -> int:
         return len(self.requests)

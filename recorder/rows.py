@@ -21,7 +21,7 @@ import msgspec
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.dedup import Duplicate
-from schedscope.engine.ordering import Key
+from schedscope.engine.ordering import Key, Keys
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import View, Waiting
@@ -30,7 +30,14 @@ Row = tuple[Any, ...]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
-    tuple[str, list[tuple[str, int, int]], list[tuple[Any, ...]], list[Duplicate | None], list[Verdict]]
+    tuple[
+        list[str],
+        list[list[Any]],
+        list[tuple[str, int, int]],
+        list[Duplicate | None],
+        list[int],
+        list[Verdict],
+    ]
 ).decode
 _facts = itemgetter(*(Waiting._fields.index(name) for name in ("rid", "prefix_len", "matched")))
 
@@ -62,11 +69,24 @@ def pack_decision(plan: Plan, block: int = 1) -> bytes:
     assert plan.ordering is not None
     assert plan.admission is not None
     ranked = plan.ordering.ranked
-    requests, keys, _, duplicates = zip(*ranked, strict=True) if ranked else ((), (), (), ())
-    names = ",".join(key_fields(keys[0])) if keys else ""
+    duplicates = ranked.duplicates
+    names, columns = _columns(ranked.keys)
     if block > 1:
-        duplicates = tuple(d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates)
-    return _encode((names, list(map(_facts, requests)), keys, duplicates, plan.admission.verdicts))
+        duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
+    facts = list(map(_facts, ranked.queue))
+    verdicts = plan.admission.verdicts
+    return _encode((names, columns, facts, duplicates, list(ranked.positions), verdicts))
+
+
+def _columns(keys: Sequence[Key]) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+    """The fields of keys that say something new, and the values of each."""
+    if not keys:
+        return (), ()
+    if isinstance(keys, Keys):
+        names = telling(keys.names)
+        return names, keys.columns[: len(names)]
+    names = telling(keys[0]._fields)
+    return names, tuple(zip(*keys, strict=True))[: len(names)]
 
 
 def decision_hash(packed: bytes) -> str:
@@ -79,15 +99,18 @@ def decision_rows(number: int, packed: bytes) -> list[Row]:
 
     Raises msgspec.DecodeError for anything but what `pack_decision` gave.
     """
-    names, facts, keys, duplicates, verdicts = _decode(packed)
+    names, columns, facts, duplicates, positions, verdicts = _decode(packed)
     looked = {verdict.rid: verdict for verdict in verdicts}
-    told = names.count(",") + 1 if names else 0
+    key_names = ",".join(names)
+    keys = list(map(key_text, zip(*columns, strict=True))) if names else ["[]"] * len(facts)
     rows: list[Row] = []
-    for after, ((rid, prefix_len, matched), key, duplicate) in enumerate(zip(facts, keys, duplicates, strict=True)):
+    for after, before in enumerate(positions):
+        rid, prefix_len, matched = facts[before]
+        duplicate = duplicates[before]
         held = _NOT_HELD if duplicate is None else (True, *duplicate)
         verdict = looked.pop(rid, None)
         said = _NOT_LOOKED_AT if verdict is None else _said(verdict)
-        rows.append((number, rid, key[-1], after, key_text(key[:told]), names, prefix_len, matched, *held, *said))
+        rows.append((number, rid, before, after, keys[before], key_names, prefix_len, matched, *held, *said))
     chunks = [verdict for verdict in verdicts if verdict.rid in looked]
     return [(number, v.rid, None, None, None, None, 0, 0, *_NOT_HELD, *_said(v)) for v in chunks] + rows
 
