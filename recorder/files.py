@@ -26,6 +26,7 @@ PASS = "pass"
 _ENCODINGS = {"delta": "DELTA_BINARY_PACKED", "split": "BYTE_STREAM_SPLIT", "length": "DELTA_LENGTH_BYTE_ARRAY"}
 _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
+_DICTIONARY_BYTES = 32_768
 _OPEN = 128
 _DECODED_BYTES = 32 * 2**20
 _VALUE_BYTES = 7
@@ -105,6 +106,8 @@ def _options(table: Table, level: int) -> dict[str, Any]:
         "compression": "zstd",
         "compression_level": level,
         "use_dictionary": [leaf for leaf, encoding in written.items() if encoding == "dictionary"],
+        # Beyond it the values are hardly repeated, and a dictionary only takes room: keys under hrrn.
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         "column_encoding": {leaf: _ENCODINGS[e] for leaf, e in written.items() if e in _ENCODINGS},
         # Only what grows tells a reader which row groups to leave out.
         "write_statistics": [leaf for leaf, encoding in written.items() if encoding == "delta"],
