@@ -28,7 +28,7 @@ _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
 _DICTIONARY_BYTES = 32_768
 _OPEN = 128
-_DECODED_BYTES = 32 * 2**20
+_DECODED_BYTES = 48 * 2**20
 _VALUE_BYTES = 7
 """About what a decoded value takes; to count them costs more than to find a pass."""
 
@@ -336,14 +336,19 @@ class _Recent:
 
 def dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows as `to_pylist` gives them, several times as fast; also dictionary-encoded ones."""
-    columns = [[value for chunk in column.chunks for value in _values(chunk)] for column in rows.columns]
+    columns = [_values(column) for column in rows.columns]
     names = rows.column_names
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _values(chunk: pa.Array) -> list[Any]:
-    values: list[Any] = (chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk).to_pylist()
-    return values
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    chunks = column.chunks
+    if pa.types.is_dictionary(column.type):
+        chunks = [chunk.dictionary_decode() for chunk in chunks]
+    if len(chunks) == 1:
+        values: list[Any] = chunks[0].to_pylist()
+        return values
+    return [value for chunk in chunks for value in chunk.to_pylist()]
 
 
 def plain(rows: pa.Table, schema: pa.Schema) -> pa.Table:
