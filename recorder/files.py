@@ -26,8 +26,9 @@ PASS = "pass"
 _ENCODINGS = {"delta": "DELTA_BINARY_PACKED", "split": "BYTE_STREAM_SPLIT", "length": "DELTA_LENGTH_BYTE_ARRAY"}
 _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
+_DICTIONARY_BYTES = 32_768
 _OPEN = 128
-_DECODED_BYTES = 32 * 2**20
+_DECODED_BYTES = 48 * 2**20
 _VALUE_BYTES = 7
 """About what a decoded value takes; to count them costs more than to find a pass."""
 
@@ -114,6 +115,8 @@ def _options(table: Table, level: int) -> dict[str, Any]:
         "compression": "zstd",
         "compression_level": level,
         "use_dictionary": [leaf for leaf, encoding in written.items() if encoding == "dictionary"],
+        # Beyond it the values are hardly repeated, and a dictionary only takes room: keys under hrrn.
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         "column_encoding": {leaf: _ENCODINGS[e] for leaf, e in written.items() if e in _ENCODINGS},
         # Only what grows tells a reader which row groups to leave out.
         "write_statistics": [leaf for leaf, encoding in written.items() if encoding == "delta"],
@@ -345,14 +348,19 @@ class _Recent:
 
 def dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows as `to_pylist` gives them, several times as fast; also dictionary-encoded ones."""
-    columns = [[value for chunk in column.chunks for value in _values(chunk)] for column in rows.columns]
+    columns = [_values(column) for column in rows.columns]
     names = rows.column_names
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _values(chunk: pa.Array) -> list[Any]:
-    values: list[Any] = (chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk).to_pylist()
-    return values
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    chunks = column.chunks
+    if pa.types.is_dictionary(column.type):
+        chunks = [chunk.dictionary_decode() for chunk in chunks]
+    if len(chunks) == 1:
+        values: list[Any] = chunks[0].to_pylist()
+        return values
+    return [value for chunk in chunks for value in chunk.to_pylist()]
 
 
 def plain(rows: pa.Table, schema: pa.Schema) -> pa.Table:
