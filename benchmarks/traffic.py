@@ -110,6 +110,7 @@ def record(folder: Path, policy: str, passes: int, limits: Limits | None = None,
 
 
 def _model(chance: random.Random, members: Sequence[Member]) -> tuple[list[int | None], dict[str, Finish]]:
+    """What a model would have answered: random tokens, and as many of them as asked for."""
     sampled: list[int | None] = []
     finishes: dict[str, Finish] = {}
     for member in members:

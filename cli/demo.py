@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.progress import Progress
 from schedscope.cli.options import LogDir
 from schedscope.cli.output import console, errors
-from schedscope.cli.replay import DIVERGENT, print_verdicts, verify_run
+from schedscope.cli.replay import exit_code, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
 from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.hello import Detail
@@ -80,7 +80,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     _print_found(found)
     _print_next(run, found)
     print_verdicts(run, verdicts)
-    return DIVERGENT if any(verdict.divergence for verdict in verdicts) else 0
+    return exit_code(verdicts)
 
 
 def _free_port() -> int:

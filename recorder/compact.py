@@ -28,7 +28,7 @@ LEVEL = 9
 """Of zstd: it is written once and kept."""
 GRACE_S = 60.0
 
-_TEMPORARY = re.compile(r"\.\d{8,}-\d{8,}\.tmp")
+_LEFT_OVER = re.compile(r"\.\d{8,}-\d{8,}\.tmp|\..*\.gone")
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -80,7 +80,7 @@ def compact(
 
     Returns whether segments were merged: then call again. Raises OSError.
     """
-    _remove_unfinished(directory)
+    _remove_leftovers(directory)
     merged = _merge_once(directory, limits, final)
     _remove_replaced(directory, grace_s)
     return merged
@@ -163,7 +163,7 @@ def _merge_once(directory: Path, limits: MergeLimits, final: bool) -> bool:
         except _BrokenError as error:
             _say(error.segment.path, str(error))
             broken.add(error.segment.path.name)
-            _remove_unfinished(directory)
+            _remove_leftovers(directory)
             continue
         return False
 
@@ -184,9 +184,9 @@ def _consecutive(segments: Sequence[Segment], broken: set[str]) -> Iterator[list
     yield run
 
 
-def _remove_unfinished(directory: Path) -> None:
+def _remove_leftovers(directory: Path) -> None:
     for path in directory.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
+        if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path)
 
 
@@ -201,7 +201,10 @@ def _remove_replaced(directory: Path, grace_s: float) -> None:
             assert segment is not None
             if segment.first_number <= source.first_number and source.last_number <= segment.last_number:
                 if now - (segment.path / INDEX).stat().st_mtime >= grace_s:
-                    shutil.rmtree(source.path)
+                    # First out of the way as a whole: to readers a segment with files missing is a damaged one.
+                    gone = directory / f".{name}.gone"
+                    source.path.rename(gone)
+                    shutil.rmtree(gone)
                 break
 
 

@@ -26,7 +26,7 @@ PASS = "pass"
 _ENCODINGS = {"delta": "DELTA_BINARY_PACKED", "split": "BYTE_STREAM_SPLIT", "length": "DELTA_LENGTH_BYTE_ARRAY"}
 _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
-_OPEN = 64
+_OPEN = 128
 _DECODED_BYTES = 32 * 2**20
 _VALUE_BYTES = 7
 """About what a decoded value takes; to count them costs more than to find a pass."""

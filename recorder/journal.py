@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.frame import (
     HEADER_BYTES,
@@ -31,7 +32,7 @@ from schedscope.recorder.frame import (
 from schedscope.recorder.manifest import Gap, own_version
 from schedscope.recorder.ring import LINK
 from schedscope.recorder.rows import Row
-from schedscope.recorder.schema import TABLES
+from schedscope.recorder.schema import TABLES, to_arrow
 
 SUFFIX = ".journal"
 FORMAT = "schedscope.journal"
@@ -43,6 +44,10 @@ SORTED = ("passes", "decisions")
 """Those of them in which every row belongs to a pass, in ascending order."""
 
 _PASS_POSITION = {name: [column.name for column in TABLES[name].row].index("pass") for name in BY_PASS}
+
+
+_CHUNKS = 64
+"""Of an Arrow column, before they are made one."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +79,19 @@ class Journal:
     """Bytes of an unfinished frame at the end."""
     ended: bool = False
     """The rank's writer closed: nothing comes behind."""
+    known: dict[str, pa.Table] = field(default_factory=dict, repr=False)
+    """Rows that were made Arrow at an earlier look at the same journal; of this one as many as it has."""
+
+    def table(self, name: str) -> pa.Table:
+        """Rows of a table as Arrow, with their rank."""
+        rows = self.rows.get(name, [])
+        made = self.known.get(name, TABLES[name].arrow.empty_table())
+        if made.num_rows < len(rows):
+            made = pa.concat_tables([made, to_arrow(TABLES[name], self.rank, rows[made.num_rows :])])
+            if made.column(0).num_chunks > _CHUNKS:
+                made = made.combine_chunks()
+            self.known[name] = made
+        return made.slice(0, len(rows))
 
     @property
     def pass_range(self) -> tuple[int, int] | None:
@@ -208,6 +226,7 @@ class JournalTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: dict[str, pa.Table] = {}
         self._grown: Journal | None = None
         """Everything up to `_whole`; None before the first look, and of a damaged journal."""
         self._whole = 0
@@ -223,7 +242,7 @@ class JournalTail:
                 if self._seen is not None and not self._seen.torn and size == self._size:
                     return self._seen
                 if size < self._whole:
-                    self._grown, self._whole = None, 0
+                    self._grown, self._whole, self._known = None, 0, {}
                 file.seek(self._whole)
                 data = file.read()
         except FileNotFoundError:
@@ -233,7 +252,7 @@ class JournalTail:
         self._size = self._whole + len(data)
         self._seen = self._take_in(data)
         if self._seen is None:
-            self._grown, self._whole = None, 0
+            self._grown, self._whole, self._known = None, 0, {}
             self._seen = read_journal(self.path)
         return self._seen
 
@@ -269,7 +288,7 @@ class JournalTail:
         if self._grown is None:
             return None
         rows = {table: list(values) for table, values in self._grown.rows.items()}
-        return replace(self._grown, rows=rows, torn=torn)
+        return replace(self._grown, rows=rows, torn=torn, known=self._known)
 
 
 def _named(path: Path) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from schedscope.recorder.manifest import Gap, Manifest
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.ring import peek
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment
 
 _TRIES = 1_000
 
@@ -74,7 +74,7 @@ class Part:
 
     def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
         if isinstance(self._source, Journal):
-            rows = to_arrow(table, self.rank, self._source.rows.get(table.name, ()))
+            rows = self._source.table(table.name)
             return rows if columns is None else rows.select(list(columns))
         try:
             return self._source.read(table, columns, within=within)

@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -35,7 +34,8 @@ _RECORD = struct.Struct(f"<4s{2 * len(RID_TABLES)}H")
 _PER_BLOCK = 256
 _NONE = 0xFFFF
 _NOTHING = (b"", 0, 0, 0)
-_FIRST_READ = 2_048
+_SMALL = 16_384
+"""Bytes up to which an index is read at once and kept."""
 
 
 class Span(NamedTuple):
@@ -79,17 +79,18 @@ class RidIndex:
     Raises FileNotFoundError if there is none, RunFormatError, naming the file, for a damaged one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         with _opened(path) as fd:
             self._size = os.fstat(fd).st_size
-            head = os.pread(fd, _FIRST_READ, 0)
+            head = os.pread(fd, _SMALL, 0)
             mark, records, blocks, checksum = _HEADER.unpack_from(head) if len(head) >= _HEADER.size else _NOTHING
             self._start = _HEADER.size + blocks * _BLOCK.size
             if self._start + records * _RECORD.size != self._size:
                 raise self._damaged()
             if self._start > len(head):
                 head = os.pread(fd, self._start, 0)
+        self._whole = head if len(head) == self._size else None
         listed = head[_HEADER.size : self._start]
         if mark != _MARK or zlib.crc32(_HEADER.pack(mark, records, blocks, 0) + listed) != checksum:
             raise self._damaged()
@@ -117,8 +118,12 @@ class RidIndex:
 
     def _block(self, number: int) -> bytes:
         start = self._start + number * _PER_BLOCK * _RECORD.size
-        with _opened(self.path) as fd:
-            block = os.pread(fd, min(_PER_BLOCK * _RECORD.size, self._size - start), start)
+        size = min(_PER_BLOCK * _RECORD.size, self._size - start)
+        if self._whole is not None:
+            block = self._whole[start : start + size]
+        else:
+            with _opened(self.path) as fd:
+                block = os.pread(fd, size, start)
         if zlib.crc32(block) != self._checksums[number]:
             raise self._damaged()
         return block
@@ -128,7 +133,7 @@ class RidIndex:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: str) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_reco
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.rids import RID_TABLES
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
@@ -316,8 +317,18 @@ def _name(path: Path) -> str | None:
         return None
 
 
+def _size(path: Path) -> int:
+    """Bytes of all files; while a run is recorded they come and go."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(folder, name).stat().st_size
+    return size
+
+
 def _info(path: Path) -> RunInfo:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = _size(path)
     try:
         run = Run.open(path)
         totals = run.manifest.totals
@@ -390,7 +401,7 @@ def _connected(chosen: Sequence[Parts]) -> duckdb.DuckDBPyConnection:
         for parts in chosen:
             for source in parts.sources:
                 if isinstance(source, Journal):
-                    tails.append(to_arrow(table, parts.rank, source.rows.get(table.name, ())))
+                    tails.append(source.table(table.name))
                 elif source.is_current and (path := source.file(table)) is not None:
                     files.append(str(path))
                 elif not source.is_current:

@@ -7,11 +7,13 @@ would misread raises `SCHEMA_VERSION`; readers refuse newer versions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
+from schedscope.recorder.rows import Row
 
 RANK = "rank"
 """First column of every table. Files hold it; frames don't, because a journal belongs to one rank."""
@@ -562,6 +564,15 @@ TABLES: dict[str, Table] = {
     table.name: table for table in (_STEPS, _PASSES, _DECISIONS, _REQUESTS, _EVENTS, _TOKENS, _CHECKPOINTS)
 }
 
+
+def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:
+    """Recorded rows as Arrow, with their rank."""
+    values: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * len(table.row)
+    arrays = [pa.array([rank] * len(rows), pa.int32())]
+    arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
 _HEAD = f"""\
 # schedscope log, version {SCHEMA_VERSION}
 
@@ -575,6 +586,7 @@ A run is a directory. Everything in it can be read at any moment, while it is re
   rank=0/                          one per scheduler process
     00000000-00000010.p0-10999/    a merged segment, of 11 journals and passes 0 to 10999; never changed again
       index.json                   rows per table, frames, gaps, checksums
+      rids.index                   which row groups mention a request
       steps.parquet passes.parquet decisions.parquet ...
     00000011.p11000-11999/         a segment as it was sealed
     00000012.journal               what is not sealed yet; goes away when its segment is there

@@ -28,8 +28,7 @@ from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.migrate import schema_of, upgrade
 from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
-from schedscope.recorder.rows import Row
-from schedscope.recorder.schema import TABLES, Table
+from schedscope.recorder.schema import TABLES, Table, to_arrow
 
 INDEX = "index.json"
 LEVEL = 3
@@ -227,7 +226,7 @@ class Segment:
 
     @cached_property
     def _rids(self) -> RidIndex:
-        return RidIndex(self.path / RIDS)
+        return RidIndex(f"{self.path}/{RIDS}")
 
     @property
     def _is_old(self) -> bool:
@@ -248,14 +247,6 @@ class Segment:
             if self.path.is_dir():
                 raise RunFormatError(f"{path}: not a readable Parquet file: there is no such file") from None
             raise
-
-
-def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:
-    """Recorded rows as Arrow, with their rank."""
-    values: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * len(table.row)
-    arrays = [pa.array([rank] * len(rows), pa.int32())]
-    arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=table.arrow)
 
 
 def write_segment(journal: Journal) -> Segment:

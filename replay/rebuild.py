@@ -6,6 +6,7 @@ requests ended. All of them are in the log.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from schedscope.engine.delayer import Report
@@ -13,6 +14,15 @@ from schedscope.engine.errors import RunFormatError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
 from schedscope.replay.script import Script, Stimulus, Turn, parse_json
+
+
+class LostError(RunFormatError):
+    """Records are missing, so what comes behind them can't be rebuilt."""
+
+    def __init__(self, tick: int, step: int) -> None:
+        super().__init__(f"records are missing behind step {step - 1}, so it can't be re-run from there on")
+        self.tick = tick
+        """Of the first thing that is missing."""
 
 
 class Rebuild:
@@ -31,22 +41,34 @@ class Rebuild:
         """The steps of a part that are still to come, each when everything before it was taken in.
 
         Hand each of them to `take` before going on. What came behind the last step is taken in at the end. Raises
-        RunFormatError where the recording can't be followed.
+        LostError where something is missing, RunFormatError where the recording can't be followed.
         """
+        lost = self._first_missing(script)
         stimuli = iter([stimulus for stimulus in script.stimuli if stimulus.seq > self.tick])
         pending = next(stimuli, None)
         first = self.scheduler.steps
         for turn in script.turns:
             if turn.step < first:
                 continue
+            if turn.seq > lost:
+                raise LostError(lost, self.scheduler.steps)
             while pending is not None and pending.seq < turn.seq and pending.step <= turn.step:
                 self._stimulate(pending, script)
                 pending = next(stimuli, None)
             yield turn
+        if script.ticks and lost <= script.ticks[-1]:
+            raise LostError(lost, self.scheduler.steps)
         while pending is not None:
             self._stimulate(pending, script)
             pending = next(stimuli, None)
-        self.tick = max(self.tick, script.tick)
+        self.tick = max(self.tick, *script.ticks[-1:])
+
+    def _first_missing(self, script: Script) -> int:
+        """The first tick behind what was taken in that the script doesn't have."""
+        ticks = script.ticks[bisect_right(script.ticks, self.tick) :]
+        expected = self.tick + 1
+        place = bisect_left(range(len(ticks)), True, key=lambda i: ticks[i] != expected + i)
+        return expected + place
 
     def take(self, turn: Turn, script: Script) -> None:
         """Re-run a step. Raises RunFormatError."""

@@ -29,7 +29,7 @@ from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
-from schedscope.replay.rebuild import Rebuild, reports_of
+from schedscope.replay.rebuild import LostError, Rebuild, reports_of
 from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
 
@@ -154,6 +154,11 @@ class Replayer:
             raise self._unreadable("its beginning is gone, and there is no checkpoint to go on from")
         return found_later
 
+    def start_behind(self, tick: int) -> Start | None:
+        """The first place to begin that needs nothing up to a tick, None if there is none."""
+        later = (start for i in range(len(self.parts)) for start in self._checkpoints(i) if start.since > tick)
+        return next((start for start in later if self._stands(start)), None)
+
     def same(self, start: Start) -> Start:
         """A place to begin that another look at this log has found. Raises RunFormatError if it is gone."""
         if not start.is_checkpoint:
@@ -228,7 +233,7 @@ class Replayer:
     # ---- the iterator --------------------------------------------------------------------------------------
 
     def replay(self, start: Start = BEGINNING) -> Iterator[Replayed]:
-        """Re-run from a place to begin; yields every step from there on. Raises RunFormatError."""
+        """Re-run from a place to begin; yields every step from there on. Raises LostError, RunFormatError."""
         recollection = _Recollection(self.run.manifest.detail)
         rebuild = self.rebuild(start, recollection)
         recollection.attach(rebuild.scheduler)
@@ -237,6 +242,8 @@ class Replayer:
                 for turn in rebuild.turns(script):
                     rebuild.take(turn, script)
                     yield Replayed(turn, recollection.take())
+        except LostError:
+            raise
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
 

@@ -56,8 +56,8 @@ class Script(NamedTuple):
     """Sampled tokens by step and rid."""
     finishes: Mapping[int, Mapping[str, Finish]]
     """Why requests ended, by step and rid."""
-    tick: int
-    """Of the last thing in the part; 0 if it is empty."""
+    ticks: Sequence[int]
+    """Of everything in the part, ascending. The recorder left out none."""
 
 
 _STEPS = 2_048
@@ -66,6 +66,8 @@ _FOREVER = 2**62
 
 _TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
 _EVENT = ("seq", "step", "time", "kind", "rid", "detail")
+_OTHERS = ("passes", "checkpoints")
+"""Tables that have ticks of their own, but nothing that a re-run follows."""
 _TOKENS = ("seq", "step", "rid", "position", "ids")
 
 
@@ -93,15 +95,17 @@ def _read_script(part: Readable, within: Within) -> Script:
     prompts = found.filter(begins)
     texts = dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
     said = found.filter(pc.invert(begins))
-    steps, rids = values_of(said.column("step")), values_of(said.column("rid"))
+    of, rids = values_of(said.column("step")), values_of(said.column("rid"))
     ids = first_items(said.column("ids"))
-    ends = [i for i, (step, after) in enumerate(pairwise(steps), start=1) if step != after]
+    ends = [i for i, (step, after) in enumerate(pairwise(of), start=1) if step != after]
     outputs = {
-        steps[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
-        for start, end in pairwise([0, *ends, len(steps)])
+        of[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
+        for start, end in pairwise([0, *ends, len(of)])
         if start < end
     }
-    return _script(rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within), texts, outputs)
+    others = [tick for table in _OTHERS for (tick,) in rows_of(part, table, ("seq",), within)]
+    steps, events = rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within)
+    return _script(steps, events, others, texts, outputs)
 
 
 def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
@@ -113,7 +117,8 @@ def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
             prompts[tick] = tokens.encode(ids)
         else:
             outputs[step][rid] = ids[-1]
-    return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), prompts, outputs)
+    others = [tick for table in _OTHERS for (tick,) in _picked(rows, table, ("seq",))]
+    return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), others, prompts, outputs)
 
 
 def _picked(rows: Mapping[str, Sequence[Row]], table: str, names: Sequence[str]) -> Iterable[Row]:
@@ -125,15 +130,16 @@ def _picked(rows: Mapping[str, Sequence[Row]], table: str, names: Sequence[str])
 def _script(
     steps: Iterable[Row],
     events: Iterable[Row],
+    others: Iterable[int],
     prompts: Mapping[int, bytes],
     outputs: Mapping[int, Mapping[str, int]],
 ) -> Script:
-    tick = 0
+    ticks = set(others)
     stimuli = []
     finishes: defaultdict[int, dict[str, Finish]] = defaultdict(dict)
     for row in events:
         event = Stimulus(*row)
-        tick = event.seq
+        ticks.add(event.seq)
         if event.kind in STIMULI:
             stimuli.append(event)
         elif event.kind == "finish":
@@ -141,9 +147,8 @@ def _script(
             assert event.rid is not None
             finishes[event.step][event.rid] = Finish(detail["kind"], detail["detail"])
     turns = [Turn(*row) for row in steps]
-    if turns:
-        tick = max(tick, turns[-1].seq)
-    return Script(turns, stimuli, prompts, outputs, finishes, tick)
+    ticks.update(turn.seq for turn in turns)
+    return Script(turns, stimuli, prompts, outputs, finishes, sorted(ticks))
 
 
 def parse_json(text: str | None) -> Any:

@@ -20,8 +20,8 @@ import pyarrow as pa
 from schedscope.recorder.files import Within
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import to_arrow
+from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.replay.rebuild import LostError
 from schedscope.replay.replayer import Replayed, Replayer, Start
 
 INDEX = {"decisions": "pass", "passes": "step", "events": "step", "steps": "step", "requests": "finish_ns"}
@@ -81,6 +81,8 @@ class Verdict(NamedTuple):
     divergence: Divergence | None
     first_pass: int = 0
     """From here on it was compared; later than asked for if the log doesn't reach back so far."""
+    lost: tuple[tuple[int, int | None], ...] = ()
+    """Behind which pass records are missing, and the first pass that could be compared again; None: none could."""
 
 
 def verify(
@@ -106,7 +108,49 @@ def verify(
     start = replayer.start_before(start_pass)
     if jobs > 1 and stop_pass is None:
         return _verify_ranges(run, replayer, start, start_pass, jobs, progress)
-    return _Comparison(replayer, start, start_pass).run(stop_pass, None, progress)
+    return _verify_from(replayer, start, start_pass, stop_pass=stop_pass, progress=progress)
+
+
+def _verify_from(
+    replayer: Replayer,
+    start: Start,
+    start_pass: int,
+    *,
+    stop_pass: int | None = None,
+    stop_step: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verdict:
+    """Compare on, over places where records are missing."""
+    verdicts: list[Verdict] = []
+    lost: list[tuple[int, int | None]] = []
+    next_start: Start | None = start
+    while next_start is not None:
+        comparison = _Comparison(replayer, next_start, start_pass, sum(verdict.passes for verdict in verdicts))
+        try:
+            verdicts.append(comparison.run(stop_pass, stop_step, progress))
+            break
+        except LostError as error:
+            verdicts.append(comparison.finish())
+            if verdicts[-1].divergence is not None:
+                break
+            next_start = replayer.start_behind(error.tick)
+            if next_start is not None and stop_step is not None and next_start.step >= stop_step:
+                next_start = None
+            lost.append((comparison.last_pass, None if next_start is None else next_start.pass_number))
+    return _sum(verdicts, tuple(lost))
+
+
+def _sum(verdicts: Sequence[Verdict], lost: tuple[tuple[int, int | None], ...]) -> Verdict:
+    """What was found in consecutive stretches."""
+    return Verdict(
+        verdicts[0].rank,
+        sum(verdict.passes for verdict in verdicts),
+        sum(verdict.decisions for verdict in verdicts),
+        sum(verdict.steps for verdict in verdicts),
+        verdicts[-1].divergence,
+        verdicts[0].first_pass,
+        lost,
+    )
 
 
 # ---- many processes ------------------------------------------------------------------------------------------
@@ -143,14 +187,7 @@ def _verify_ranges(
             if verdict.divergence is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
-    return Verdict(
-        replayer.rank,
-        done,
-        sum(verdict.decisions for verdict in verdicts),
-        sum(verdict.steps for verdict in verdicts),
-        verdicts[-1].divergence,
-        verdicts[0].first_pass,
-    )
+    return _sum(verdicts, tuple(gap for verdict in verdicts for gap in verdict.lost))
 
 
 def _split(path: Path, replayer: Replayer, start: Start, start_pass: int, count: int) -> list[_Range]:
@@ -168,16 +205,25 @@ def _split(path: Path, replayer: Replayer, start: Start, start_pass: int, count:
 def _verify_range(part: _Range) -> Verdict:
     """Runs in a process of its own."""
     replayer = Replayer(Run.open(part.run), part.rank)
-    return _Comparison(replayer, replayer.same(part.start), part.start_pass).run(None, part.stop_step, None)
+    return _verify_from(replayer, replayer.same(part.start), part.start_pass, stop_step=part.stop_step)
 
 
 # ---- one process ---------------------------------------------------------------------------------------------
 
 
 class _Comparison:
-    """A re-run side by side with the recording."""
+    """A re-run side by side with the recording.
 
-    def __init__(self, replayer: Replayer, start: Start, start_pass: int) -> None:
+    Args:
+        before: passes that were compared already, for those who watch.
+    """
+
+    def __init__(self, replayer: Replayer, start: Start, start_pass: int, before: int) -> None:
+        self._before = before
+        self.last_pass = start.pass_number - 1
+        """That was compared."""
+        self._batch: list[Replayed] = []
+        """Steps that were re-run and not compared yet."""
         self._replayer = replayer
         self._start = start
         self._first_pass = max(start_pass, start.pass_number)
@@ -192,33 +238,35 @@ class _Comparison:
         self._passes = self._decisions = self._steps = 0
 
     def run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
-        """Compare up to a pass, to before a step, or to the end."""
+        """Compare up to a pass, to before a step, or to the end. Raises LostError; see `finish` then."""
         with _collecting_less():
             return self._run(stop_pass, stop_step, progress)
 
     def _run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
-        batch: list[Replayed] = []
         rows = batches = 0
         for replayed in self._replayer.replay(self._start):
             if stop_step is not None and replayed.turn.step >= stop_step:
                 break
-            batch.append(replayed)
+            self._batch.append(replayed)
             rows += 1 + len(replayed.rows["decisions"])
             number = replayed.turn.pass_number
             last = stop_pass is not None and number is not None and number >= stop_pass
             if rows >= _BATCH_ROWS or last:
-                found = self._compare(batch)
+                verdict = self.finish()
                 if progress is not None:
-                    progress(self._passes)
-                if found is not None or last:
-                    return self._verdict(found)
-                batch, rows = [], 0
+                    progress(self._before + self._passes)
+                if verdict.divergence is not None or last:
+                    return verdict
+                rows = 0
                 batches += 1
                 if batches % _COLLECT_EVERY == 0:
                     gc.collect()
-        return self._verdict(self._compare(batch) if batch else None)
+        return self.finish()
 
-    def _verdict(self, found: Divergence | None) -> Verdict:
+    def finish(self) -> Verdict:
+        """What was found in all that was re-run."""
+        found = self._compare(self._batch) if self._batch else None
+        self._batch = []
         counts = (self._passes, self._decisions, self._steps)
         return Verdict(self._replayer.rank, *counts, found, self._first_pass)
 
@@ -239,6 +287,8 @@ class _Comparison:
     def _count(self, replayed: Replayed) -> None:
         self._steps += 1
         number = replayed.turn.pass_number
+        if number is not None:
+            self.last_pass = number
         if number is not None and number >= self._first_pass:
             self._passes += 1
             self._decisions += len(replayed.rows["decisions"])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
 import pytest
 from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Scheduler
 from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.keep import Keep
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import Limits
+from schedscope.recorder.ring import RingWriter
 from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.tracer import RunTracer
+from schedscope.replay.replayer import Replayer
 from schedscope.replay.shadow import follow
 from schedscope.replay.verify import verify
 from simulation import Workload, drive
@@ -87,9 +91,42 @@ def test_what_was_kept_around_an_event_replays(tmp_path: Path) -> None:
     assert found.passes == kept.passes(0).count > 50
 
 
-def test_over_a_gap_replay_goes_on_behind_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_over_a_gap_replay_goes_on_behind_it(tmp_path: Path, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = itertools.count()
+    write = RingWriter.write
+
+    def full_for_a_while(ring: RingWriter, frame: bytes) -> bool:
+        return next(written) not in range(300, 320) and write(ring, frame)
+
+    monkeypatch.setattr(RingWriter, "write", full_for_a_while)
     run_dir = create_run(tmp_path)
-    # Too small for what comes at once: frames are dropped, then there is room again.
-    record(run_dir, Options(limits=SMALL, buffer=2**12), requests=400)
+    record(run_dir, Options(limits=SMALL), requests=400)
     run = Run.open(run_dir)
-    assert [gap.reason for gap in run.gaps if gap.reason == "lost"]
+    (gap,) = run.gaps
+    assert (gap.reason, gap.frames) == ("lost", 20)
+    assert gap.after_pass is not None
+    assert gap.before_pass is not None
+    found = verify(run, 0, jobs=jobs)
+    assert found.divergence is None, "what is missing is no difference"
+    ((last, again),) = found.lost
+    assert last == gap.after_pass
+    assert again is not None
+    assert gap.before_pass <= again <= gap.before_pass + 200, "the recorder takes a checkpoint behind a gap"
+    assert found.passes == run.passes(0).count - (again - gap.before_pass) > 300
+    with pytest.raises(RunFormatError, match="records are missing behind step"):
+        Replayer(run).at(gap.before_pass)
+    assert Replayer(run).at(again + 5).number == again + 5
+
+
+def test_a_gap_without_a_checkpoint_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = itertools.count()
+    write = RingWriter.write
+    monkeypatch.setattr(RingWriter, "write", lambda ring, frame: next(written) != 100 and write(ring, frame))
+    run_dir = create_run(tmp_path)
+    record(run_dir, Options(detail=Detail(tokens="hashed"), key=b"0123456789abcdef"))
+    run = Run.open(run_dir)
+    found = verify(run, 0)
+    assert found.divergence is None
+    assert [again for _, again in found.lost] == [None]
+    assert 0 < found.passes < run.passes(0).count

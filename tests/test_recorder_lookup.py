@@ -21,8 +21,8 @@ from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.rids import RidIndex, RidSpans
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import Segment, to_arrow, write_segment
+from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.recorder.segment import Segment, write_segment
 from schedscope.recorder.sink import DirectSink
 from simulation import record as simulate
 from test_recorder_run import pass_frame, record, row, run_dir
@@ -114,7 +114,7 @@ def test_the_index_of_requests_finds_every_row_group(tmp_path_factory: Any, ment
         spans.note(name, group, to_arrow(TABLES[name], 0, [row(name, rid=f"r{number}")]))
     path = tmp_path_factory.getbasetemp() / "rids.index"
     path.write_bytes(spans.pack())
-    index = RidIndex(path)
+    index = RidIndex(str(path))
     for number in {number for number, _, _ in mentions}:
         found = index.find(f"r{number}")
         for name in BY_REQUEST:
@@ -132,8 +132,8 @@ def test_two_requests_of_one_hash_are_both_found(tmp_path: Path, monkeypatch: py
         spans.note("decisions", number // 100, to_arrow(TABLES["decisions"], 0, [row("decisions", rid=name)]))
     path = tmp_path / "rids.index"
     path.write_bytes(spans.pack())
-    assert RidIndex(path).find("b")["decisions"] == (0, 19)
-    assert RidIndex(path).find("x") == {}
+    assert RidIndex(str(path)).find("b")["decisions"] == (0, 19)
+    assert RidIndex(str(path)).find("x") == {}
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_a_shadow_that_misses_a_part_says_so_and_stops(tmp_path: Path, caplog: p
     path = busy_run(tmp_path)
     shadow = shadow_run(path, BUSY, skip=(2,))
     assert shadow.stopped is not None
-    assert "is missing" in shadow.stopped
+    assert "records are missing behind step" in shadow.stopped
     assert caplog.text.count("no more checkpoints") == 1
     parts = Run.open(path).parts(0)
     assert all(part.table("checkpoints").num_rows == 0 for part in parts[3:])
