@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError
+from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.frame import (
     HEADER_BYTES,
     MARK,
@@ -87,7 +88,8 @@ class Journal:
         rows = self.rows.get(name, [])
         made = self.known.get(name, TABLES[name].arrow.empty_table())
         if made.num_rows < len(rows):
-            made = pa.concat_tables([made, to_arrow(TABLES[name], self.rank, rows[made.num_rows :])])
+            new = rows.behind(made.num_rows) if isinstance(rows, Decisions) else rows[made.num_rows :]
+            made = pa.concat_tables([made, to_arrow(TABLES[name], self.rank, new)])
             if made.column(0).num_chunks > _CHUNKS:
                 made = made.combine_chunks()
             self.known[name] = made
@@ -98,7 +100,11 @@ class Journal:
         """First and last pass that any row belongs to; None: no pass."""
         passes: list[int] = []
         for table, position in _PASS_POSITION.items():
-            passes += [row[position] for row in self.rows.get(table, ()) if row[position] is not None]
+            rows = self.rows.get(table, ())
+            if isinstance(rows, Decisions):
+                passes += rows.pass_range() or ()
+            else:
+                passes += [row[position] for row in rows if row[position] is not None]
         return (min(passes), max(passes)) if passes else None
 
     def count(self, table: str) -> int:
@@ -108,6 +114,8 @@ class Journal:
     def of_pass(self, table: str, number: int) -> Sequence[Row]:
         """The rows of one of the tables `BY_PASS` that belong to a pass."""
         rows, position = self.rows.get(table, []), _PASS_POSITION[table]
+        if isinstance(rows, Decisions):
+            return list(rows.of_pass(number))
         if table not in SORTED:
             return [row for row in rows if row[position] == number]
 
@@ -115,7 +123,8 @@ class Journal:
             found: int = row[position]
             return found
 
-        return rows[bisect_left(rows, number, key=by_pass) : bisect_right(rows, number, key=by_pass)]
+        found: list[Row] = rows[bisect_left(rows, number, key=by_pass) : bisect_right(rows, number, key=by_pass)]
+        return found
 
     def torn_gap(self) -> Gap | None:
         """The torn tail, once it is known that no one writes it any more."""
@@ -278,8 +287,7 @@ class JournalTail:
                     rows = decode(item.payload)
                 except MalformedRowsError:
                     return None
-                for table, values in rows.items():
-                    self._grown.rows.setdefault(table, []).extend(values)
+                append(self._grown.rows, rows)
                 self._grown.next_frame += 1
             else:
                 return None
@@ -287,7 +295,7 @@ class JournalTail:
                 self._whole = base + item.end
         if self._grown is None:
             return None
-        rows = {table: list(values) for table, values in self._grown.rows.items()}
+        rows = {table: values.copy() for table, values in self._grown.rows.items()}
         return replace(self._grown, rows=rows, torn=torn, known=self._known)
 
 
@@ -357,8 +365,7 @@ def _collect(journal: Journal, items: Iterable[Frame | Damage], version: int = S
         except MalformedRowsError as error:
             lost("malformed", item.ordinal, 1, str(error))
             continue
-        for table, values in rows.items():
-            journal.rows.setdefault(table, []).extend(values)
+        append(journal.rows, rows)
         if passes := rows.get("passes"):
             first_pass = passes[0][0]
             journal.gaps += [msgspec.structs.replace(gap, before_pass=first_pass) for gap in open_gaps]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
+from schedscope.recorder.decisions import Decisions
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 from schedscope.recorder.rows import Row
 
@@ -572,9 +573,10 @@ TABLES: dict[str, Table] = {
 }
 
 
-def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:
+def to_arrow(table: Table, rank: int, rows: Sequence[Row] | Decisions) -> pa.Table:
     """Recorded rows as Arrow, with their rank."""
-    values: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * len(table.row)
+    columns = rows.columns() if isinstance(rows, Decisions) else list(zip(*rows, strict=True))
+    values: Sequence[Any] = columns or [()] * len(table.row)
     arrays = [pa.array([rank] * len(rows), pa.int32())]
     arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
     return pa.Table.from_arrays(arrays, schema=table.arrow)

@@ -28,7 +28,7 @@ from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.migrate import schema_of, upgrade
 from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
-from schedscope.recorder.schema import TABLES, Table, to_arrow
+from schedscope.recorder.schema import TABLES, Table
 
 INDEX = "index.json"
 LEVEL = 3
@@ -270,7 +270,7 @@ def write_segment(journal: Journal) -> Segment:
         passes=(passes[0][0], passes[-1][0]) if passes else None,
         gaps=journal.gaps if torn is None else [*journal.gaps, torn],
     )
-    tables = {name: [to_arrow(TABLES[name], journal.rank, rows)] for name, rows in journal.rows.items()}
+    tables = {name: [journal.table(name)] for name in journal.rows}
     segment = make_segment(journal.path.parent, index, tables, LEVEL)
     journal.path.unlink(missing_ok=True)
     return segment

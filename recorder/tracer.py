@@ -180,12 +180,12 @@ class RunTracer(Tracer):
         self._pass = number
         if not self._keeps_stimuli:
             return
-        packed = pack_decision(plan, self._block)
+        count, packed = pack_decision(plan, self._block)
         kept = self._keeps_decisions and number % self._detail.sample == 0
         digest = "" if kept else decision_hash(packed)
         row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
         self._put("passes", row)
-        self._put(DECIDED, packed if kept else b"")
+        self._put(DECIDED, (count, packed) if kept else (0, b""))
         self._spent_ns += self._clock_ns() - begin_ns
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
@@ -260,7 +260,7 @@ class RunTracer(Tracer):
             return self._step[0].step
         return 0 if scheduler is None else scheduler.steps
 
-    def _put(self, table: str, row: Row | bytes) -> None:
+    def _put(self, table: str, row: Row) -> None:
         self._rows.setdefault(table, []).append(row)
 
     def _flush(self) -> None:

@@ -7,7 +7,6 @@ part by part: neither a long run nor a far pass takes more memory than a part.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,10 +21,10 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import Checkpoint
-from schedscope.recorder.frame import Body, unpack
+from schedscope.recorder.decisions import append
+from schedscope.recorder.frame import Body, Rows, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import Part
-from schedscope.recorder.rows import Row
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
@@ -70,7 +69,7 @@ class Replayed(NamedTuple):
 
     turn: Turn
     """As it was recorded."""
-    rows: dict[str, list[Row]]
+    rows: Rows
     """What the recorder would write of it and of the arrivals before it, by table; clocks are 0."""
 
 
@@ -79,11 +78,10 @@ class _Recollection(RunTracer):
 
     def __init__(self, detail: Detail) -> None:
         super().__init__(_Nowhere(detail), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
-        self._kept: defaultdict[str, list[Row]] = defaultdict(list)
+        self._kept: Rows = {}
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        for table, made in unpack(rows).items():
-            self._kept[table] += made
+        append(self._kept, unpack(rows))
 
     def on_prompt(self, live: Live) -> None:
         """Tokens are what the re-run was given; they are not compared."""
@@ -91,10 +89,10 @@ class _Recollection(RunTracer):
     def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
         """As above."""
 
-    def take(self) -> dict[str, list[Row]]:
+    def take(self) -> Rows:
         """What was recorded since the last call."""
         self._flush()
-        kept, self._kept = self._kept, defaultdict(list)
+        kept, self._kept = self._kept, {}
         return kept
 
 

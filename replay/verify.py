@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.files import Within
+from schedscope.recorder.frame import Rows
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
@@ -248,7 +250,7 @@ class _Comparison:
             if stop_step is not None and replayed.turn.step >= stop_step:
                 break
             self._batch.append(replayed)
-            rows += 1 + len(replayed.rows["decisions"])
+            rows += 1 + len(replayed.rows.get("decisions", ()))
             number = replayed.turn.pass_number
             last = stop_pass is not None and number is not None and number >= stop_pass
             if rows >= _BATCH_ROWS or last:
@@ -291,7 +293,7 @@ class _Comparison:
             self.last_pass = number
         if number is not None and number >= self._first_pass:
             self._passes += 1
-            self._decisions += len(replayed.rows["decisions"])
+            self._decisions += len(replayed.rows.get("decisions", ()))
 
     def _differences(self, batch: Sequence[Replayed], tables: dict[str, pa.Table]) -> Iterator[Divergence]:
         old = {name: _by_index(tables[name], INDEX[name]) for name in INDEX if name != "requests"}
@@ -300,7 +302,7 @@ class _Comparison:
             turn = replayed.turn
             for name in INDEX:
                 fields = self._recorded[name].fields
-                new = [dict(zip(_NAMES[name], row, strict=True)) for row in replayed.rows[name]]
+                new = [dict(zip(_NAMES[name], row, strict=True)) for row in replayed.rows.get(name, ())]
                 if name == "requests":
                     was = [row for _, row in zip(new, ended, strict=False)]
                 else:
@@ -331,8 +333,13 @@ def _collecting_less() -> Iterator[None]:
 _NAMES = {name: TABLES[name].names[1:] for name in INDEX}
 
 
-def _rows(batch: Iterable[Replayed], table: str) -> list[tuple[Any, ...]]:
-    return [row for replayed in batch for row in replayed.rows[table]]
+def _rows(batch: Iterable[Replayed], table: str) -> Sequence[tuple[Any, ...]] | Decisions:
+    rows: Rows = {}
+    for replayed in batch:
+        if table in replayed.rows:
+            append(rows, {table: replayed.rows[table]})
+    found: Sequence[tuple[Any, ...]] | Decisions = rows.get(table, ())
+    return found
 
 
 def _by_index(table: pa.Table, index: str) -> dict[int | None, list[dict[str, Any]]]:
@@ -395,7 +402,7 @@ class _Recorded:
             self._rest = next(self._pieces, None)
         return pa.concat_tables(taken) if taken else TABLES[self._table].arrow.empty_table().select(self._columns)
 
-    def equals(self, old: pa.Table, rows: Sequence[tuple[Any, ...]]) -> bool:
+    def equals(self, old: pa.Table, rows: Sequence[tuple[Any, ...]] | Decisions) -> bool:
         """Whether recorded rows and those of a re-run agree in all that is decided."""
         if len(old) != len(rows):
             return False
