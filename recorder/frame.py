@@ -29,8 +29,8 @@ Rows = dict[str, Any]
 """Rows per table, positional as in `schedscope.recorder.schema`, without the rank: lists, and `Decisions`."""
 
 DECIDED = "decided"
-"""Beside the tables, a frame may hold packed decisions: per row of its `passes` how many rows they make, and bytes, none
-if they are not kept."""
+"""Beside the tables, a frame may hold packed decisions: per row of its `passes` the number of rows they make, and
+bytes, none where they are not kept."""
 HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
 PROMPTS = "prompts"

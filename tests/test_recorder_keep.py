@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -205,7 +206,8 @@ for number in range(100000):
 
 
 def test_a_signal_to_record_keeps_the_moment(tmp_path: Path) -> None:
-    words = ["record", "--log", str(tmp_path), "--keep", "1h", "--keep-after", "0.1", "--name", "flight"]
+    name = f"flight{os.getpid()}"
+    words = ["record", "--log", str(tmp_path), "--keep", "1h", "--keep-after", "0.1", "--name", name]
     script = ["--", sys.executable, "-c", RECORDED, str(Path(__file__).parent)]
     command = [sys.executable, "-m", "schedscope.cli.main", *words, *script]
     recorder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -219,4 +221,4 @@ def test_a_signal_to_record_keeps_the_moment(tmp_path: Path) -> None:
     assert "SIGUSR1" in said
     kept = next(info for info in find_runs(tmp_path) if info.path.name.endswith("-kept"))
     assert kept.passes > 5
-    assert not list(Path("/dev/shm").glob("schedscope-*flight*"))
+    assert not list(Path("/dev/shm").glob(f"schedscope-*{name}*"))
