@@ -45,9 +45,15 @@ class TimedTracer(RunTracer):
     def __init__(self, sink: CompanionSink) -> None:
         super().__init__(sink)
         self.about_pass = 0
-        """Nanoseconds spent on passes and steps, since the last `take`."""
+        """Nanoseconds spent on what a pass decided, all of it handed over, since the last `take`."""
         self.about_requests = 0
-        """The same, on arrivals, events and output tokens."""
+        """The same, on arrivals, outputs and ends of requests, and on the step's own row."""
+
+    def arrived(self) -> None:
+        """Hand over what arrived, as a server's loop that turns once more would."""
+        start = time.perf_counter_ns()
+        self._flush()
+        self.about_requests += time.perf_counter_ns() - start
 
     def take(self) -> tuple[float, float]:
         """Seconds spent on the pass, and on everything."""
@@ -67,9 +73,9 @@ def _timed(name: str, counter: str) -> Callable[..., None]:
     return hook
 
 
-for _hook in ("on_decide", "on_pass", "on_step", "on_committed"):
+for _hook in ("on_decide", "on_pass", "on_step"):
     setattr(TimedTracer, _hook, _timed(_hook, "about_pass"))
-for _hook in ("on_event", "on_prompt", "on_outputs", "on_end"):
+for _hook in ("on_event", "on_prompt", "on_outputs", "on_end", "on_committed"):
     setattr(TimedTracer, _hook, _timed(_hook, "about_requests"))
 
 
@@ -128,6 +134,7 @@ def measure(workload: Workload, level: Level, passes: int, folder: Path) -> Json
             arrived += fresh
             for side in (recorded, bare, sglang):
                 side.arrive(arrivals)
+            tracer.arrived()
             sides = [recorded, bare] if number % 2 else [bare, recorded]
             times = {side: side.step() for side in sides}
             pass_s, all_s = tracer.take()
