@@ -24,6 +24,7 @@ COMMANDS = {
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
+    "upload": ("upload:upload", "Upload what recordings could not."),
 }
 for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)

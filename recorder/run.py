@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,16 +16,20 @@ from schedscope.engine.errors import RunFormatError, RunNotFoundError, Schedscop
 from schedscope.recorder.files import OpenFiles
 from schedscope.recorder.journal import BY_PASS, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
+from schedscope.recorder.mirror import mirror_of, mirror_run, mirror_runs
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.schema import TABLES, Table
 from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.store import is_url, shown_url
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
 _BATCH = 4_096
 _SHOWN = 5
 _TRIES = 100
+_PARALLEL = 16
+"""Questions to an object store at a time."""
 
 _Found = TypeVar("_Found")
 
@@ -31,28 +37,39 @@ _Found = TypeVar("_Found")
 class Run:
     """A run. Every call looks at the files as they are then; while recording, later calls see more.
 
-    Raises RunFormatError, naming the file, from any method that reads one it can't.
+    Raises RunFormatError, naming the file, from any method that reads one it can't; of a run in an object store also
+    StoreError.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         """Use `open`."""
         self.path = path
         self._manifest = manifest
+        self._mirror = mirror_of(path)
         self._files = OpenFiles()
         self._ranks: dict[int, RankFiles] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Open a run's directory. Raises RunNotFoundError, RunFormatError."""
-        path = Path(path)
+        """Open a run's directory, or its URL in an object store. Raises RunNotFoundError, RunFormatError."""
+        path = mirror_run(path).path if is_url(path) else Path(path)
+        if (mirror := mirror_of(path)) is not None:
+            mirror.refresh()
         return cls(path, read_manifest(path))
 
     @property
     def manifest(self) -> Manifest:
         """The manifest, as it is now."""
         if self._manifest.status != "sealed":
+            if self._mirror is not None:
+                self._mirror.refresh()
             self._manifest = read_manifest(self.path)
         return self._manifest
+
+    @property
+    def where(self) -> str:
+        """Its path, or its URL, for people and for the next command."""
+        return str(self.path) if self._mirror is None else shown_url(self._mirror.url)
 
     @property
     def status(self) -> str:
@@ -116,12 +133,13 @@ class Run:
         table = _table(name)
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
-        pieces = [
-            piece
-            for parts in self._chosen(rank)
-            for part in (parts if passes is None else parts.of_passes(*passes))
-            if (piece := part.table(name, columns, passes)).num_rows
+        chosen = [
+            part for parts in self._chosen(rank) for part in (parts if passes is None else parts.of_passes(*passes))
         ]
+        if self._mirror is not None:
+            with suppress(FileNotFoundError):  # merged meanwhile: `Part.table` knows
+                self._mirror.fetch(file for part in chosen if (file := part.file(table)) is not None)
+        pieces = [piece for part in chosen if (piece := part.table(name, columns, passes)).num_rows]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
@@ -148,11 +166,16 @@ class Run:
             raise RunNotFoundError(self._no_pass(rank, number))
         return found
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run."""
+    def connect(self, tables: Iterable[str] = TABLES) -> duckdb.DuckDBPyConnection:
+        """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run.
+
+        Args:
+            tables: those that will be asked for: of a run in an object store, they are fetched.
+        """
         connection = duckdb.connect()
-        chosen = self._chosen(None)
-        for table in TABLES.values():
+        wanted = [_table(name) for name in tables]
+        chosen = self._brought(wanted)
+        for table in wanted:
             files = [str(path) for parts in chosen for s in parts.segments if (path := s.file(table)) is not None]
             tails = [piece for parts in chosen for piece in _tails(parts, table)]
             tail = f"_{table.name}_tail"
@@ -167,6 +190,20 @@ class Run:
             except duckdb.Error as error:
                 raise RunFormatError(f"{self.path}: can't read its {table.name}: {error}") from None
         return connection
+
+    def _brought(self, tables: Sequence[Table]) -> list[Parts]:
+        """All ranks as they are now, with the files of these tables here."""
+        for _ in range(_TRIES):
+            chosen = self._chosen(None)
+            if self._mirror is None:
+                return chosen
+            sources = [segment for parts in chosen for segment in parts.segments]
+            try:
+                self._mirror.fetch(file for s in sources for table in tables if (file := s.file(table)) is not None)
+            except FileNotFoundError:
+                continue
+            return chosen
+        raise RunFormatError(f"{self.path}: segments come and go too fast to be read")
 
     def _rank(self, rank: int) -> RankFiles:
         files = self._ranks.get(rank)
@@ -193,20 +230,24 @@ class Run:
     def _chosen(self, rank: int | None) -> list[Parts]:
         if rank is not None:
             self._check_rank(rank)
-        return [self._parts(each) for each in (self.ranks if rank is None else [rank])]
+            return [self._parts(rank)]
+        if self._mirror is None:
+            return [self._parts(each) for each in self.ranks]
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            return list(pool.map(self._parts, self.ranks))
 
     def _check_rank(self, rank: int) -> None:
         ranks = self.ranks
         if rank not in ranks:
             known = ", ".join(map(str, ranks)) or "none yet"
-            raise RunNotFoundError(f"no rank {rank} in run {self.path}; it has: {known}")
+            raise RunNotFoundError(f"no rank {rank} in run {self.where}; it has: {known}")
 
     def _no_pass(self, rank: int, number: int) -> str:
         passes = self.passes(rank)
         has = f"it has passes {passes.first} to {passes.last}" if passes.count else "it has no pass yet"
         lost = [gap for gap in self.gaps if gap.rank == rank and gap.may_hold(number)]
         perhaps = f"; the pass may have been lost ({lost[0].reason})" if lost and number >= 0 else ""
-        return f"no pass {number} of rank {rank} in run {self.path}: {has}{perhaps}"
+        return f"no pass {number} of rank {rank} in run {self.where}: {has}{perhaps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +269,41 @@ class RunInfo:
     """On disk."""
     problem: str | None = None
     """Why it can't be read."""
+    where: str = ""
+    """Its path, or its URL."""
 
 
-def default_log_dir() -> Path:
-    """Where runs are: `$SCHEDSCOPE_LOG_DIR`, else `./schedscope-logs`."""
-    return Path(os.environ.get(LOG_DIR_VARIABLE) or "schedscope-logs")
+def default_log_dir() -> Path | str:
+    """Where runs are: `$SCHEDSCOPE_LOG_DIR`, which may be a URL, else `./schedscope-logs`."""
+    return log_place(os.environ.get(LOG_DIR_VARIABLE) or "schedscope-logs")
+
+
+def log_place(text: str | Path) -> Path | str:
+    """A place of runs: a directory, or the URL of one in an object store as it is."""
+    return text if isinstance(text, str) and is_url(text) else Path(text)
 
 
 def find_runs(log_dir: str | Path | None = None) -> list[RunInfo]:
-    """The runs of a directory, newest first. One that can't be read is listed as such; no directory, no runs."""
-    return [_info(path) for path in _run_paths(_log_dir(log_dir))]
+    """The runs of a directory or URL, newest first. One that can't be read is listed as such; no directory, no runs.
+
+    Raises UsageError, StoreError for a URL that can't be looked at.
+    """
+    place = _log_dir(log_dir)
+    paths = _run_paths(place)
+    if not is_url(place):
+        return [_info(path) for path in paths]
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return list(pool.map(_info, paths))
 
 
 def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = None) -> Path:
-    """The directory of a run: by path, by name (the newest of that name), or None for the newest
+    """The directory of a run: by path or URL, by name (the newest of that name), or None for the newest
     in which anything was recorded.
 
-    A name is the directory's, with or without its date. Raises RunNotFoundError.
+    A name is the directory's, with or without its date. Raises RunNotFoundError; for a URL also UsageError, StoreError.
     """
+    if is_url(text):
+        return mirror_run(text).path
     directory = _log_dir(log_dir)
     if text is not None and (Path(text) / MANIFEST).is_file():
         return Path(text)
@@ -254,7 +312,7 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
         recorded = [path for path in paths if list_ranks(path)]
         if paths:
             return (recorded or paths)[0]
-        raise RunNotFoundError(f"no run in {directory}; record one with: schedscope record -- COMMAND")
+        raise RunNotFoundError(f"no run in {_shown(directory)}; record one with: schedscope record -- COMMAND")
     for path in paths:
         if path.name == str(text):
             return path
@@ -264,17 +322,25 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
     shown = ", ".join(path.name for path in paths[:_SHOWN]) or "no run"
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise RunNotFoundError(
-        f"no run {str(text)!r}: neither a run's directory nor a run in {directory}, which has {shown}{more}"
+        f"no run {str(text)!r}: neither a run's directory nor a run in {_shown(directory)}, which has {shown}{more}"
     )
 
 
-def _log_dir(log_dir: str | Path | None) -> Path:
-    return default_log_dir() if log_dir is None else Path(log_dir)
+def _log_dir(log_dir: str | Path | None) -> Path | str:
+    return default_log_dir() if log_dir is None else log_place(log_dir)
 
 
-def _run_paths(log_dir: Path) -> list[Path]:
+def _shown(place: Path | str) -> str:
+    return shown_url(place) if isinstance(place, str) else str(place)
+
+
+def _run_paths(place: Path | str) -> list[Path]:
     """Run directories, newest first."""
-    return sorted((path.parent for path in log_dir.glob(f"*/{MANIFEST}")), key=_age, reverse=True)
+    if isinstance(place, str):
+        paths = [mirror.path for mirror in mirror_runs(place)]
+    else:
+        paths = [path.parent for path in place.glob(f"*/{MANIFEST}")]
+    return sorted(paths, key=_age, reverse=True)
 
 
 def _age(path: Path) -> tuple[str, str]:
@@ -292,8 +358,11 @@ def _name(path: Path) -> str | None:
 
 
 def _info(path: Path) -> RunInfo:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    mirror = mirror_of(path)
+    where = str(path) if mirror is None else shown_url(mirror.url)
+    size = 0
     try:
+        size = _size(path) if mirror is None else mirror.size()
         run = Run.open(path)
         totals = run.manifest.totals
         if run.manifest.status != "sealed":
@@ -307,9 +376,14 @@ def _info(path: Path) -> RunInfo:
             passes=sum(rows.get("passes", 0) for rows in totals.values()),
             requests=sum(rows.get("requests", 0) for rows in totals.values()),
             bytes=size,
+            where=where,
         )
     except SchedscopeError as error:
-        return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error))
+        return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error), where)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _totals(parts: Parts) -> dict[str, int]:

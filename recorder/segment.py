@@ -23,10 +23,11 @@ from schedscope.recorder.files import FileFacts, OpenFiles, TableFile, plain, wr
 from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
+from schedscope.recorder.mirror import INDEX as INDEX
+from schedscope.recorder.mirror import bring
 from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES, Table
 
-INDEX = "index.json"
 LEVEL = 3
 """Of zstd, where time counts."""
 
@@ -96,6 +97,7 @@ class Segment:
     def index(self) -> Index:
         """What is in it."""
         path = self.path / INDEX
+        bring(path)
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
         except FileNotFoundError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from schedscope.recorder.sink import SOCKET_VARIABLE
 
 RECORD_VARIABLE = "SCHEDSCOPE_RECORD"
-"""Environment: the folder of runs in which to make one of this server."""
+"""Environment: the folder of runs, or their URL, in which to make one of this server."""
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -53,17 +53,19 @@ def main(folder: str, *command: str) -> int:
     """Record into a new run, for as long as there is someone to record."""
     from schedscope.engine.errors import SchedscopeError
     from schedscope.recorder.companion import Companion
-    from schedscope.recorder.manifest import create_run
     from schedscope.recorder.salvage import salvage
+    from schedscope.recorder.upload import begin_run
 
     logging.basicConfig(format="schedscope: %(message)s")
     try:
         salvage()
-        run_dir = create_run(folder, Path(command[0]).name if command else "run", command=list(command))
+        run_dir, uploader = begin_run(folder, Path(command[0]).name if command else "run", command)
         with Companion.start(run_dir) as companion:
             print(json.dumps(companion.environment()), flush=True)
             sys.stdin.read()
             companion.wait_until_left()
+        if uploader is not None and (left := uploader.finish()) is not None:
+            log.warning("%s", left)
     except SchedscopeError as error:
         print(f"schedscope: {error}", file=sys.stderr)
         return error.exit_code
