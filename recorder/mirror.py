@@ -105,6 +105,15 @@ class Mirror:
                 for rank, known in list(self._listed.items()):
                     self._listed[rank] = known._replace(at=-math.inf)
 
+    def recall(self) -> bool:
+        """Go by the manifest that is here, if it is of a complete run: then it is the last one. Returns whether."""
+        with self._refreshing, contextlib.suppress(OSError):
+            facts = _facts((self.path / MANIFEST).read_bytes())
+            if facts.status == "sealed":
+                self._facts = facts
+                return True
+        return False
+
     def is_recorded(self) -> bool:
         """Whether its recorder lives, as far as the store tells."""
         self.refresh()
@@ -207,8 +216,12 @@ def mirror_of(run_dir: Path) -> Mirror | None:
         return _mirrors[key]
 
 
-def mirror_run(url: str) -> Mirror:
-    """A mirror of the run at a URL, with its manifest. Raises RunNotFoundError, UsageError, StoreError."""
+def mirror_run(url: str, *, recall: bool = False) -> Mirror:
+    """A mirror of the run at a URL, with its manifest. Raises RunNotFoundError, UsageError, StoreError.
+
+    Args:
+        recall: a run that was complete when it was last looked at is still there: don't ask.
+    """
     above, name = split_url(url)
     Store(url)
     if not name or name.startswith("."):
@@ -222,7 +235,8 @@ def mirror_run(url: str) -> Mirror:
             marker.chmod(0o600)  # a URL may hold a password
     mirror = mirror_of(path)
     assert mirror is not None
-    mirror.refresh(anew=True)
+    if not (recall and mirror.recall()):
+        mirror.refresh(anew=True)
     return mirror
 
 
@@ -254,7 +268,7 @@ def cache_dir() -> Path:
 
 def _if_there(url: str) -> Mirror | None:
     try:
-        return mirror_run(url)
+        return mirror_run(url, recall=True)
     except RunNotFoundError:
         return None
 

@@ -383,7 +383,8 @@ def _info(path: Path) -> RunInfo:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes on disk: without rings, which are links to memory."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _totals(parts: Parts) -> dict[str, int]:

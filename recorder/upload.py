@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ _LONGEST_PAUSE_S = 60.0
 _STUCK_S = 600.0
 """A request that neither comes back nor fails."""
 _PARALLEL = 8
+_NICE = 19
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -150,7 +152,7 @@ class Uploader:
         self.shown = shown_url(parcel.address.url)
         self._store = Store(parcel.address.url)
         self._runs: dict[Path, _RunUpload] = {}
-        self._pool = ThreadPoolExecutor(_PARALLEL, "schedscope-upload")
+        self._pool = ThreadPoolExecutor(_PARALLEL, "schedscope-upload", _step_back)
         self._wake = threading.Event()
         self._first = threading.Event()
         """It was tried once."""
@@ -169,6 +171,7 @@ class Uploader:
         error = self._error
         if isinstance(error, StoreError) and error.final:
             self._stop()
+            self.parcel.release()
             raise error
         if error is not None or not self._first.is_set():
             why = error or f"{self.shown} doesn't answer"
@@ -213,6 +216,7 @@ class Uploader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _work(self) -> None:
+        _step_back()
         failures = 0
         while not self._done.is_set():
             self._wake.clear()
@@ -269,8 +273,8 @@ class Uploader:
         sizes: list[int] = []
         for run_dir in self.parcel.runs:
             upload = self._runs.get(run_dir)
-            left = [path for path in run_dir.rglob("*") if path.is_file() and not (upload and upload.has(path.parent))]
-            sizes += [path.stat().st_size for path in left]
+            left = [path for path in run_dir.rglob("*") if not (upload and upload.has(path.parent))]
+            sizes += [path.stat().st_size for path in left if path.is_file() and not path.is_symlink()]
         return len(sizes), sum(sizes)
 
 
@@ -299,14 +303,17 @@ class _RunUpload:
             return True
         manifest = (self._run_dir / MANIFEST).read_bytes()
         sealed = msgspec.json.decode(manifest, type=_Status).status == "sealed"
-        if not sealed:
+        if not sealed and manifest != self._manifest:
             self._write_manifest(manifest)
+        self._renew()
         for rank in list_ranks(self._run_dir):
             if rank not in self._ranks:
                 self._ranks[rank] = _RankUpload(self._store, self._run_dir / f"rank={rank}", self.name, self._advance)
         # Each to its end, whatever becomes of the others.
-        done = [pool.submit(rank.sync) for rank in self._ranks.values()]
-        errors = [error for future in done if (error := future.exception()) is not None]
+        futures = [pool.submit(rank.sync) for rank in self._ranks.values()]
+        while wait(futures, _TICK_S).not_done:
+            self._renew()
+        errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
         if sealed:
@@ -320,12 +327,15 @@ class _RunUpload:
             return self._complete
         return any(segment.name in rank.known for rank in self._ranks.values() if rank.directory == segment.parent)
 
+    def _renew(self) -> None:
+        """Write the manifest once more as it was: that shows that its recorder lives."""
+        if self._manifest and time.monotonic() - self._renewed >= _RENEW_S:
+            self._write_manifest(self._manifest)
+
     def _write_manifest(self, manifest: bytes) -> None:
-        """Also when it didn't change: that shows that its recorder lives."""
-        if manifest != self._manifest or time.monotonic() - self._renewed >= _RENEW_S:
-            self._store.write(f"{self.name}/{MANIFEST}", manifest)
-            self._manifest, self._renewed = manifest, time.monotonic()
-            self._advance()
+        self._store.write(f"{self.name}/{MANIFEST}", manifest)
+        self._manifest, self._renewed = manifest, time.monotonic()
+        self._advance()
 
 
 class _RankUpload:
@@ -398,6 +408,12 @@ def begin_run(
         parcel.remove()
         raise
     return run_dir, uploader
+
+
+def _step_back() -> None:
+    """Run when nobody else wants to."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def spool_dir() -> Path:

@@ -98,9 +98,9 @@ def test_what_is_young_and_small_enough_stays(tmp_path: Path) -> None:
     sink = DirectSink(run_dir, 0, limits=Limits(passes=10))
     for number in range(50):
         sink.write(pass_frame(number))
-    assert expire(run_dir, 0, Keep(seconds=3600), lambda segment: 3600.0 - segment.number) == []
+    assert expire(run_dir, 0, Keep(seconds=3600), lambda segment: 3600.0 - segment.first_number) == []
     assert expire(run_dir, 0, Keep(size=10**9), lambda _: 1e9) == []
-    gone = expire(run_dir, 0, Keep(seconds=3600), lambda segment: 3602.0 - segment.number)
+    gone = expire(run_dir, 0, Keep(seconds=3600), lambda segment: 3602.0 - segment.first_number)
     assert [(segment.first_pass, segment.last_pass) for segment in gone] == [(0, 9), (10, 19)]
     assert passes(Run.open(run_dir)) == list(range(20, 50))
     sink.close()
