@@ -248,10 +248,9 @@ def _s3(url: str) -> Callable[[], tuple[pafs.FileSystem, str]]:
     bucket = parts.hostname or ""
 
     def connect() -> tuple[pafs.FileSystem, str]:
-        given = {"connect_timeout": _CONNECT_S, "request_timeout": _REQUEST_S, **options}
-        elsewhere = "endpoint_override" in given or {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
+        given = {"connect_timeout": _CONNECT_S, "request_timeout": _REQUEST_S, **_endpoint(), **options}
         if "region" not in given and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
-            given["region"] = "us-east-1" if elsewhere else pafs.resolve_s3_region(bucket)
+            given["region"] = "us-east-1" if "endpoint_override" in given else pafs.resolve_s3_region(bucket)
         try:
             fs = pafs.S3FileSystem(**given, allow_delayed_open=True)
         except TypeError:  # an older pyarrow: three requests for an object
@@ -259,6 +258,12 @@ def _s3(url: str) -> Callable[[], tuple[pafs.FileSystem, str]]:
         return fs, bucket + unquote(parts.path)
 
     return connect
+
+
+def _endpoint() -> dict[str, str]:
+    """What the environment says about another server than Amazon's."""
+    parts = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+    return {"scheme": parts.scheme, "endpoint_override": parts.netloc} if parts.netloc else {}
 
 
 def _other(url: str) -> Callable[[], tuple[pafs.FileSystem, str]]:

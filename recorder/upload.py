@@ -39,7 +39,7 @@ _FIRST_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 _STUCK_S = 600.0
 """A request that neither comes back nor fails."""
-_PARALLEL = 8
+_PARALLEL = 16
 _NICE = 19
 
 log = logging.getLogger("schedscope.recorder")

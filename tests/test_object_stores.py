@@ -198,6 +198,18 @@ def denying() -> Iterator[S3Server]:
     server.close()
 
 
+def test_the_environment_may_name_the_server(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    monkeypatch.delenv("AWS_REGION")
+    recorded = [sys.executable, "-c", RECORDED, str(TESTS), "3", "0"]
+    assert main(["record", "--log", f"s3://{BUCKET}/{prefix}", "--", *recorded]) == 7
+    where = capsys.readouterr().out.splitlines()[-1]
+    assert where.startswith(f"s3://{BUCKET}/{prefix}/")
+    assert passes(Run.open(where)) == [0, 1, 2]
+
+
 def test_an_empty_prefix_has_no_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--log", url]) == 0
     assert "No runs in s3://" in capsys.readouterr().out
