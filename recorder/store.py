@@ -26,7 +26,7 @@ _CHUNK = 8 * 2**20
 """Bytes that are moved at a time."""
 _CONNECT_S = 5.0
 _REQUEST_S = 10.0
-"""Without a byte; each is tried three times."""
+"""Without a byte."""
 _GCS_RETRY_S = 10
 """Google's client tries for 15 minutes by itself; whoever calls us has a better idea of how long to wait."""
 _TEXTS = {"region", "scheme", "endpoint_override", "tls_ca_file_path"}
@@ -87,11 +87,12 @@ class Store:
 
     Args:
         url: with the options of `pyarrow.fs.FileSystem.from_uri` behind a question mark.
+        attempts: at a request, by S3's client.
 
     Raises UsageError for a URL that makes no sense.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, attempts: int = 4) -> None:
         self.url = url
         self.shown = shown_url(url)
         parts = urlsplit(url)
@@ -99,7 +100,7 @@ class Store:
             raise UsageError(f"{self.shown}: unknown scheme {parts.scheme!r}; there are: {', '.join(SCHEMES)}")
         if not (parts.netloc or parts.scheme == "file"):
             raise UsageError(f"{self.shown}: it names no bucket")
-        self._connect = _s3(url) if parts.scheme == "s3" else _other(url)
+        self._connect = _s3(url, attempts) if parts.scheme == "s3" else _other(url)
         self._connecting = threading.Lock()
         self._connected: tuple[pafs.FileSystem, str] | None = None
 
@@ -184,10 +185,15 @@ class Store:
         with self._explained(name):
             if local:
                 fs.create_dir(path.rpartition("/")[0], recursive=True)
-            with fs.open_output_stream(target) as stream:
+            stream = fs.open_output_stream(target)
+            try:
                 while data := source.read(_CHUNK):
                     stream.write(data)
                     progress()
+                stream.close()
+            finally:
+                # One that failed is sent again when it is let go of: not later than now, when it may be out of date.
+                del stream
             if local:
                 fs.move(target, path)
         progress()
@@ -231,7 +237,7 @@ def _explanation(where: str, text: str) -> StoreError:
     return StoreError(f"{where}: {detail}")
 
 
-def _s3(url: str) -> Callable[[], tuple[pafs.FileSystem, str]]:
+def _s3(url: str, attempts: int) -> Callable[[], tuple[pafs.FileSystem, str]]:
     """Like pyarrow's own reading of the URL, but it fails in seconds and puts small objects by one request."""
     parts = urlsplit(url)
     options: dict[str, Any] = {}
@@ -249,6 +255,7 @@ def _s3(url: str) -> Callable[[], tuple[pafs.FileSystem, str]]:
 
     def connect() -> tuple[pafs.FileSystem, str]:
         given = {"connect_timeout": _CONNECT_S, "request_timeout": _REQUEST_S, **_endpoint(), **options}
+        given["retry_strategy"] = pafs.AwsStandardS3RetryStrategy(max_attempts=attempts)
         if "region" not in given and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
             given["region"] = "us-east-1" if "endpoint_override" in given else pafs.resolve_s3_region(bucket)
         try:

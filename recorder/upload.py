@@ -40,7 +40,8 @@ _LONGEST_PAUSE_S = 60.0
 _STUCK_S = 600.0
 """A request that neither comes back nor fails."""
 _PARALLEL = 16
-_NICE = 19
+_NICE = 5
+"""Behind a busy server, yet not so far that it would hold up the threads beside it, which receive."""
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -150,7 +151,7 @@ class Uploader:
     def __init__(self, parcel: Parcel) -> None:
         self.parcel = parcel
         self.shown = shown_url(parcel.address.url)
-        self._store = Store(parcel.address.url)
+        self._store = Store(parcel.address.url, attempts=2)
         self._runs: dict[Path, _RunUpload] = {}
         self._pool = ThreadPoolExecutor(_PARALLEL, "schedscope-upload", _step_back)
         self._wake = threading.Event()
@@ -247,7 +248,8 @@ class Uploader:
             log.warning("can't upload now: %s; what is recorded is kept in %s", error, self.parcel.path)
         if not isinstance(error, (SchedscopeError, OSError)):
             log.exception("the upload failed; it is tried again")
-        self._error = error
+        # Without what it holds on to.
+        self._error = error.with_traceback(None)
         if finishing and isinstance(error, StoreError) and error.final:
             self._done.set()
 
@@ -411,7 +413,7 @@ def begin_run(
 
 
 def _step_back() -> None:
-    """Run when nobody else wants to."""
+    """Let the server go first."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -26,7 +26,7 @@ from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.store import Store, join_url
 from schedscope.recorder.upload import Uploader, begin_run, parcels
 
-SOON_S = 30.0
+SOON_S = 60.0
 TESTS = Path(__file__).parent
 
 RECORDED = """
