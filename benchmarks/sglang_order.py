@@ -88,7 +88,11 @@ class SGLangQueue:
         existing = self.tree.insert(InsertParams(key=RadixKey(ids), value=slots)).prefix_len
         self.allocator.free(slots[:existing])
         if evict:
-            self.tree.evict(EvictParams(num_tokens=len(ids) - existing))
+            self.evict(len(ids) - existing)
+
+    def evict(self, count: int) -> None:
+        """As many tokens or more leave the cache."""
+        self.tree.evict(EvictParams(num_tokens=count))
 
     def sort(self) -> float:
         """One `calc_priority`; seconds."""

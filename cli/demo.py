@@ -18,12 +18,13 @@ from rich.progress import Progress
 from schedscope.cli.options import LogDir
 from schedscope.cli.output import console, errors
 from schedscope.cli.record import finish_upload
-from schedscope.cli.replay import DIVERGENT, print_verdicts, verify_run
+from schedscope.cli.replay import exit_code, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
 from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.upload import begin_run
+from schedscope.replay.shadow import follow
 from schedscope.replay.summary import Summary, summarize
 
 TRACE = Path(__file__).with_name("demo_trace.jsonl")
@@ -56,7 +57,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     run_dir, uploader = begin_run(log or default_log_dir(), "demo", words)
     console.print(f"[bold]1. Serving[/] a small model on this CPU: [dim]schedscope record -- {' '.join(words)}[/]")
     options = Options(detail=Detail(level="full"))
-    with Companion.start(run_dir, options) as companion, (run_dir / "server.log").open("wb") as server_log:
+    with Companion.start(run_dir, options, follow()) as companion, (run_dir / "server.log").open("wb") as server_log:
         server = subprocess.Popen(
             [sys.executable, "-m", "schedscope.cli.main", *words],
             env={**os.environ, **companion.environment()},
@@ -81,7 +82,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     _print_found(found)
     _print_next(run, found)
     print_verdicts(run, verdicts)
-    return DIVERGENT if any(verdict.divergence for verdict in verdicts) else 0
+    return exit_code(verdicts)
 
 
 def _free_port() -> int:

@@ -24,6 +24,7 @@ COMMANDS = {
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
+    "inspect": ("inspect:inspect", "Show what a run takes on disk, by table and column, and what it is missing."),
     "upload": ("upload:upload", "Upload what recordings could not."),
 }
 for _name, (_target, _help) in COMMANDS.items():

@@ -30,6 +30,7 @@ from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.trigger import Trigger
 from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
+from schedscope.replay.shadow import ALONE_S, follow
 
 NOT_FOUND = 127
 OWN_COMMANDS = ("serve",)
@@ -169,7 +170,9 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     words = list(command)
     if words[0] in OWN_COMMANDS:
         words = [sys.executable, "-m", "schedscope.cli.main", *words]
-    with Companion.start(run_dir, options) as companion, ExitStack() as stack:
+    # What is kept must begin with a checkpoint that stands alone.
+    alone_s = ALONE_S if options.keep is None and not options.triggers else min(ALONE_S, options.limits.seconds)
+    with Companion.start(run_dir, options, follow(alone_s)) as companion, ExitStack() as stack:
         if control is not None:
             errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)
         environment = {**os.environ, **companion.environment()}

@@ -10,7 +10,7 @@ from cyclopts import App
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from schedscope.cli.options import LogDir, RunName, Settings, Switch, parse_settings
 from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
-from schedscope.engine.errors import DivergenceError, RunNotFoundError
+from schedscope.engine.errors import DivergenceError, RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.redecide import Redecided, decide_again, redecide
@@ -66,35 +66,51 @@ def one_pass(
 
 
 @app.command(name="all")
-def every_pass(*, run: RunName = None, log: LogDir = None, rank: int | None = None, json: Switch = False) -> int:
+def every_pass(
+    *, run: RunName = None, log: LogDir = None, rank: int | None = None, jobs: int = 1, json: Switch = False
+) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
+
+    Exit code 6 if nothing differs, but records are missing, and so some passes can't be re-run.
 
     Parameters
     ----------
     rank
         Only this scheduler of the run.
+    jobs
+        Processes that share the work, which is split at checkpoints.
     json
         Print one JSON document instead of text.
     """
+    if jobs < 1:
+        raise UsageError("--jobs: at least 1")
     recorded = Run.open(resolve_run(run, log))
-    verdicts = verify_run(recorded, rank)
-    divergent = [verdict for verdict in verdicts if verdict.divergence]
+    verdicts = verify_run(recorded, rank, jobs)
     if json:
         body = {
             "run": recorded.where,
             "passes": sum(verdict.passes for verdict in verdicts),
             "decisions": sum(verdict.decisions for verdict in verdicts),
-            "identical": not divergent,
-            "ranks": [{"rank": v.rank, "passes": v.passes, **_verdict_json(v)} for v in verdicts],
+            "identical": exit_code(verdicts) == 0,
+            "ranks": [
+                {"rank": v.rank, "first_pass": v.first_pass, "passes": v.passes, **_verdict_json(v)} for v in verdicts
+            ],
             "gaps": msgspec.to_builtins(recorded.gaps),
         }
         print_json("schedscope.replay-all/1", body)
     else:
         print_verdicts(recorded, verdicts)
-    return DIVERGENT if divergent else 0
+    return exit_code(verdicts)
 
 
-def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
+def exit_code(verdicts: list[Verdict]) -> int:
+    """0: all that was recorded is what comes out; 3: something differs; 6: a part of it can't be re-run."""
+    if any(verdict.divergence for verdict in verdicts):
+        return DIVERGENT
+    return RunFormatError.exit_code if any(verdict.lost for verdict in verdicts) else 0
+
+
+def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict]:
     """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
     ranks = run.ranks if rank is None else [rank]
     if not ranks:
@@ -104,7 +120,7 @@ def verify_run(run: Run, rank: int | None = None) -> list[Verdict]:
         for each in ranks:
             total = run.passes(each).count if each in run.ranks else 0
             advance = partial(_advance, progress, progress.add_task(f"rank {each}", total=total))
-            verdicts.append(verify(run, each, progress=advance))
+            verdicts.append(verify(run, each, jobs=jobs, progress=advance))
     return verdicts
 
 
@@ -113,8 +129,9 @@ def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
     for gap in run.gaps:
         console.print(f"gap: {gap_words(gap)}", style="yellow", markup=False, soft_wrap=True)
     for verdict in verdicts:
-        what = f"rank {verdict.rank}: {verdict.passes:,} passes, {verdict.decisions:,} decisions"
-        console.print(what, end=": ")
+        since = f" from pass {verdict.first_pass} on" if verdict.first_pass else ""
+        what = f"rank {verdict.rank}: {verdict.passes:,} passes{since}, {verdict.decisions:,} decisions"
+        console.print(what, end="\n" if verdict.lost else ": ")
         _print_verdict(verdict)
 
 
@@ -159,7 +176,12 @@ def _show_other(run: Run, rank: int, both: Redecided, json: bool) -> int:
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    if verdict.divergence is None:
+    for last, again in verdict.lost:
+        until = "from there on" if again is None else f"up to pass {again}"
+        console.print(f"records are missing behind pass {last}: nothing can be re-run {until}", style="yellow")
+    if verdict.divergence is None and verdict.lost:
+        console.print("[bold yellow]identical where it can be re-run[/]")
+    elif verdict.divergence is None:
         console.print("[bold green]identical[/]")
     else:
         console.print("[bold red]divergent[/]")
@@ -172,4 +194,9 @@ def _where(run: Run, rank: int) -> dict[str, Any]:
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     found: Divergence | None = verdict.divergence
-    return {"identical": found is None, "divergence": None if found is None else found.to_json()}
+    lost = [{"after_pass": last, "again_from_pass": again} for last, again in verdict.lost]
+    return {
+        "identical": found is None and not lost,
+        "divergence": None if found is None else found.to_json(),
+        "lost": lost,
+    }

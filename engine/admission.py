@@ -222,7 +222,9 @@ class _Pass:
             self.operations.append(Touch(request.rid, match.length))
         if self.config.radix_force_miss:
             match = self.cache.nothing
-        request = request._replace(prefix_len=prefix_len, matched=min(prefix_len, limit), fill_len=request.length)
+        found = prefix_len, min(prefix_len, limit), request.length
+        if found != (request.prefix_len, request.matched, request.fill_len):
+            request = request._replace(prefix_len=found[0], matched=found[1], fill_len=found[2])
         self.looked[request.rid] = request
         if self._at_prefill_max_requests():
             most = self.config.prefill_max_requests

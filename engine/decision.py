@@ -5,7 +5,7 @@ Live scheduling, replay and what-if call this same function. `schedscope.engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedscope.engine.admission import Admission, admit, allocatable, no_negotiation
 from schedscope.engine.chance import RandomState
@@ -38,11 +38,12 @@ def decide(
     policy: Policy | None = None,
 ) -> Plan:
     """Decide a step. A pure function of its arguments; `policy` saves looking it up in every step."""
-    batch_is_full = view.batch_is_full and not config.priority_preemption and bool(view.running)
-    gate = _gate(view, config, batch_is_full)
-    if gate is not None:
+    facts = (view.batch_is_full, view.chunked is not None, len(view.queue), len(view.running), view.free_rows)
+    gated = gate(config, *facts)
+    if gated is not None:
         negotiation = no_negotiation(config, view) if config.enable_prefill_delayer else None
-        return Plan(gate, batch_is_full or gate == "no_slot", None, None, negotiation, 0)
+        return replace(gated, negotiation=negotiation)
+    batch_is_full = _is_full(config, view.batch_is_full, len(view.running))
     ordering = order(
         view.queue,
         view.cache,
@@ -60,15 +61,39 @@ def decide(
     return Plan(None, admission.batch_is_full, ordering, admission, negotiation, admission.attempted_prefill_bs)
 
 
-def _gate(view: View, config: SchedulerConfig, batch_is_full: bool) -> str | None:
-    if view.chunked is not None:
+def gate(
+    config: SchedulerConfig, batch_is_full: bool, chunked: bool, waiting: int, running: int, free_rows: int
+) -> Plan | None:
+    """The plan of a step that ends without a pass, but for the delayer's part; None: there will be a pass.
+
+    Args:
+        batch_is_full: the mark before the step.
+        chunked: a prompt is being computed chunk by chunk.
+        waiting: requests in the queue.
+        running: requests in the batch.
+        free_rows: requests that could get a row of their own.
+    """
+    batch_is_full = _is_full(config, batch_is_full, running)
+    reason = _gate(config, batch_is_full, chunked, waiting, running, free_rows)
+    if reason is None:
+        return None
+    return Plan(reason, batch_is_full or reason == "no_slot", None, None, None, 0)
+
+
+def _is_full(config: SchedulerConfig, batch_is_full: bool, running: int) -> bool:
+    return batch_is_full and not config.priority_preemption and running > 0
+
+
+def _gate(
+    config: SchedulerConfig, batch_is_full: bool, chunked: bool, waiting: int, running: int, free_rows: int
+) -> str | None:
+    if chunked:
         return None
     if batch_is_full:
         return "batch_is_full"
-    if not view.queue:
+    if not waiting:
         return "queue_empty"
-    running = len(view.running)
-    slots = allocatable(config, running, view.free_rows)
+    slots = allocatable(config, running, free_rows)
     if running > 0 and slots < config.min_free_slots:
         return "min_free_slots_delay"
     if slots <= 0 and not config.priority_preemption:

@@ -3,6 +3,8 @@
 SGLang keeps a second radix tree for this, filled anew in each pass. What it decides needs no tree: a request goes
 into it only if it shares fewer than T tokens with everything in there, so at most one of them shares its first T
 tokens, and a dictionary from the first T tokens to that one leader finds it.
+
+Who repeats whom is found anew in each pass; how much two requests share never changes, and is remembered.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.view import Waiting
 
-# Requests that left and are not forgotten yet, beyond as many as there are in the queue.
+# Requests that left and are not forgotten yet, beyond twice as many as there are in the queue.
 _MAX_STALE = 64
 
 

@@ -14,6 +14,8 @@ class Live:
     """A request that has arrived and not yet ended."""
 
     __slots__ = (
+        "_said",
+        "_tokens",
         "arrival_processed_tokens",
         "cached_tokens",
         "ends_between_chunks",
@@ -37,7 +39,6 @@ class Live:
         "row",
         "space",
         "to_finish",
-        "tokens",
         "waiting",
     )
 
@@ -45,7 +46,9 @@ class Live:
         self.request = request
         self.priority = priority
         self.space = namespace(request.extra_key, request.cache_salt)
-        self.tokens = request.prompt
+        self._tokens = request.prompt
+        self._said = bytearray()
+        """Output tokens that are not in `_tokens` yet: a long sequence isn't copied for each of them."""
         self.prompt_len = request.prompt_len
         self.output_len = 0
         self.entry_time = 0.0
@@ -87,7 +90,20 @@ class Live:
         """Prompt and output, tokens."""
         return self.prompt_len + self.output_len
 
+    @property
+    def tokens(self) -> bytes:
+        """Prompt and output, packed; the same object until it grows."""
+        if self._said:
+            self._tokens += self._said
+            self._said.clear()
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, sequence: bytes) -> None:
+        self._tokens = sequence
+        self._said.clear()
+
     def append(self, token: int) -> None:
         """Take one output token."""
-        self.tokens += tokens.encode((token,))
+        self._said += token.to_bytes(tokens.TOKEN_BYTES, "little", signed=True)
         self.output_len += 1

@@ -24,8 +24,9 @@ from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
 from schedscope.engine.view import Running, Waiting
 
-_MATCHED = itemgetter(Waiting._fields.index("matched"))
-_PROMPT_LEN = itemgetter(Waiting._fields.index("prompt_len"))
+_RID, _PROMPT_LEN, _ENTRY_TIME, _MATCHED = (
+    itemgetter(Waiting._fields.index(name)) for name in ("rid", "prompt_len", "entry_time", "matched")
+)
 _LENGTH = itemgetter(Match._fields.index("length"))
 _CUT_END = attrgetter("end")
 
@@ -145,6 +146,11 @@ class Keys(Sequence[Key]):
         self.columns = columns
         """All fields but the last, which is the position."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all fields."""
+        return self._kind._fields
+
     def __len__(self) -> int:
         return len(self.columns[0])
 
@@ -175,7 +181,7 @@ class Ranked(NamedTuple):
 
 
 class Ranking(Sequence[Ranked]):
-    """The queue after sorting. Deciding needs the requests only, so a place with its key is made when it is looked at."""
+    """The queue after sorting. Deciding needs only the requests, so a place and its key are made when looked at."""
 
     def __init__(
         self,
@@ -186,13 +192,18 @@ class Ranking(Sequence[Ranked]):
     ) -> None:
         self.requests = tuple(map(queue.__getitem__, positions))
         """In order."""
-        self._columns = queue, keys, positions, duplicates
+        self.queue = queue
+        """Before sorting, as are `keys` and `duplicates`."""
+        self.keys = keys
+        self.positions = positions
+        """In order: where each stood before."""
+        self.duplicates = duplicates
 
     @cached_property
     def _places(self) -> tuple[Ranked, ...]:
-        queue, keys, positions, duplicates = self._columns
-        places = list(map(_maker(Ranked), zip(queue, keys, range(len(queue)), duplicates, strict=True)))
-        return tuple(map(places.__getitem__, positions))
+        columns = self.queue, self.keys, range(len(self.queue)), self.duplicates
+        places = list(map(_maker(Ranked), zip(*columns, strict=True)))
+        return tuple(map(places.__getitem__, self.positions))
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -299,29 +310,27 @@ def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 
 def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     now = facts.processed_tokens
-    ratios = []
-    for r, duplicate in zip(queue, duplicates, strict=True):
-        uncached = r.prompt_len - r.matched
-        waited = now - r.arrival_processed_tokens
-        if duplicate is not None:
-            ratios.append(math.inf)
-        elif uncached <= 0:
-            ratios.append(-math.inf)
-        else:
-            ratios.append(-(waited / uncached) if waited > 0 else -0.0)
-    return Keys(HrrnKey, ratios, [r.rid for r in queue]), facts.random_state
+    ratios = [
+        math.inf
+        if duplicate is not None
+        else -math.inf
+        if (uncached := r.prompt_len - r.matched) <= 0
+        else -(waited / uncached if (waited := now - r.arrival_processed_tokens) > 0 else 0.0)
+        for r, duplicate in zip(queue, duplicates, strict=True)
+    ]
+    return Keys(HrrnKey, ratios, list(map(_RID, queue))), facts.random_state
 
 
 def shortest_prefill_work(request: Waiting) -> int:
     """Tokens that shortest-prefill-first expects to compute for a request, at least 1."""
-    return max(1, request.prompt_len + request.output_len - request.matched)
+    work = request.prompt_len + request.output_len - request.matched
+    return work if work > 1 else 1
 
 
 def _shortest_prefill_first(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     held_back = [duplicate is not None for duplicate in duplicates]
-    work = [shortest_prefill_work(r) for r in queue]
-    entered = [r.entry_time for r in queue]
-    return Keys(ShortestPrefillKey, held_back, work, entered), facts.random_state
+    work = list(map(shortest_prefill_work, queue))
+    return Keys(ShortestPrefillKey, held_back, work, list(map(_ENTRY_TIME, queue))), facts.random_state
 
 
 def _lof(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
@@ -352,7 +361,7 @@ def _routing_key(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts:
 def _priority(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
     sign = facts.config.priority_sign
     priorities = [r.priority * sign for r in queue]
-    entered = [r.entry_time for r in queue]
+    entered = list(map(_ENTRY_TIME, queue))
     return Keys(PriorityMatchKey, priorities, _negative_matched(queue, duplicates), entered), facts.random_state
 
 
@@ -452,8 +461,8 @@ def order(
     ranked = Ranking(queue, keys, places, duplicates)
 
     touches = tuple(matches)
-    if shortest == 0 and (cache.disabled or min(map(_PROMPT_LEN, queue), default=0) < cache.page_size):
-        touches = tuple([m for r, m in zip(queue, matches, strict=True) if m.length or _touches(r, cache)])
+    if cache.disabled or (shortest == 0 and min(map(_PROMPT_LEN, queue), default=0) < cache.page_size):
+        touches = tuple([match for r, match in zip(queue, matches, strict=False) if match.length or _touches(r, cache)])
     if not active.cache_aware and queue and _refreshes(config):
         if refresh_calls % config.waiting_prefix_refresh_interval == 0:
             head = ranked.requests[: config.waiting_queue_prefix_match_max]
@@ -545,14 +554,17 @@ def _end(match: Match, cache: RadixCache, cuts: dict[Node, dict[int, _Cut]]) -> 
 def _steps(end: Step, cuts: Mapping[Node, Mapping[int, _Cut]]) -> list[Step]:
     """The way down to `end`: nodes, and the places inside them at which other matches end."""
     steps: list[Step] = []
-    node = end.node if isinstance(end, _Cut) else end
-    limit = end.end
-    while (parent := node.parent) is not None:
-        if limit >= node.end:
-            steps.append(node)
+    node: Node | None
+    if not isinstance(end, _Cut):
+        node = end
+    else:
+        steps += sorted([cut for cut in cuts[end.node].values() if cut.end <= end.end], key=_CUT_END, reverse=True)
+        node = end.node.parent
+    while node is not None and node.parent is not None:
+        steps.append(node)
         if cuts and node in cuts:
-            steps += sorted([cut for place, cut in cuts[node].items() if place <= limit], key=_CUT_END, reverse=True)
-        node = parent
+            steps += sorted(cuts[node].values(), key=_CUT_END, reverse=True)
+        node = node.parent
     steps.reverse()
     return steps
 
@@ -580,6 +592,6 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
 def _fork(ways: Sequence[_Way], depth: int) -> int:
     """The depth from `depth` on at which not all ways take the same step."""
     first, shortest = ways[0].steps, min([len(way.steps) for way in ways])
-    while depth < shortest and all([way.steps[depth] is first[depth] for way in ways]):
+    while depth < shortest and all(way.steps[depth] is first[depth] for way in ways):
         depth += 1
     return depth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from schedscope.engine.errors import SchedscopeError
 
@@ -53,6 +54,20 @@ class KVPool:
             row.extend(range(number * page, number * page + page))
         del row[end:]
 
+    def extend_each(self, rows: Sequence[array[int]]) -> None:
+        """Append one slot to each row, as `extend` would one after the other. Raises PoolExhaustedError first."""
+        page = self.page_size
+        fresh = rows if page == 1 else [row for row in rows if len(row) % page == 0]
+        if len(fresh) * page > self.available:
+            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {len(fresh) * page} are needed")
+        pages = self._take(len(fresh))
+        if page > 1:
+            for row in rows:
+                if len(row) % page:
+                    row.append(row[-1] + 1)
+        for row, number in zip(fresh, pages, strict=True):
+            row.append(number * page)
+
     def _take(self, count: int) -> array[int]:
         used = min(count, len(self._freed))
         keep = len(self._freed) - used
@@ -76,11 +91,7 @@ class KVPool:
         surplus = max(self.available - available, 0)
         self.num_pages -= -(-surplus // self.page_size)
 
-    def snapshot(self) -> tuple[int, bytes]:
-        """What tells the free pages: the first fresh one, and those that were freed."""
-        return self._fresh, self._freed.tobytes()
-
-    def restore(self, fresh: int, freed: bytes) -> None:
-        """Undo `snapshot`."""
-        self._fresh = fresh
-        self._freed = array("i", freed)
+    def set_aside(self, available: int) -> None:
+        """Take free pages out of use, as if someone held them, until at most `available` tokens are free."""
+        surplus = max(self.available - available, 0)
+        self._take(-(-surplus // self.page_size))

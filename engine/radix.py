@@ -5,7 +5,8 @@ them at any time without changing what is evicted next. `touch` does what SGLang
 it splits the node in which the match ends and makes the path recent.
 
 Looking again is cheap: tokens never change under a node, so a match that takes in a whole node stands until that node
-is evicted or gets another child. The node then gets another `whole`, and who kept the old one can tell (see `again`).
+is evicted or a new child carries on the sequence. The node then gets another `whole`, and who kept the old one can tell
+(see `again`).
 Touching is cheap too: only leaves are evicted, so only the end of a path has to be marked.
 
 A node spans the tokens `parent.end .. end` of every sequence below it. `end` never changes: a split gives the
@@ -32,6 +33,10 @@ ROOT_PRIORITY = -(2**63)
 _TICK = 1 << 20
 # Outdated entries that the eviction heap may hold beyond as many as there are leaves.
 _MAX_STALE = 64
+# Continuations that a node remembers before all that ended there are looked at again.
+_MAX_SOUGHT = 1024
+# Steps of a walk after which it is worth a short cut.
+_LONG_WALK = 4
 
 Memo = TypeVar("Memo")
 
@@ -57,11 +62,13 @@ class Node:
         "hit_count",
         "id",
         "key",
+        "lane",
         "last_access",
         "lock_ref",
         "parent",
         "priority",
         "slots",
+        "sought",
         "whole",
     )
 
@@ -83,8 +90,12 @@ class Node:
         self.priority = ROOT_PRIORITY
         self.evicted = False
         """It is not in the tree any more; nodes above it may be."""
+        self.lane: tuple[bytes, Node] | None = None
+        """A node further down and the tokens that lead to it, from where this node starts. Only walks look at it."""
         self.whole = Match(end, self)
-        """The match that ends with this node. Another object as soon as more than this node may match what it did."""
+        """The match that ends with this node. Another object as soon as a sequence that had it may match otherwise."""
+        self.sought: set[bytes] | None = None
+        """With which pages sequences that ended here go on; None: no match ended here."""
 
     @property
     def start(self) -> int:
@@ -182,21 +193,18 @@ class RadixCache:
     def again(self, match: Match, sequence: bytes, space: bytes) -> Match:
         """What `match` gives today for a sequence for which it gave this before.
 
-        The same object if that is the `whole` of its node still; else it goes on from where it ended, not from the root.
+        The same object if that is the `whole` of its node still; else it goes on from where it ended.
         """
         length, node = match
         if node.whole is match:
             return match
-        if length == node.end and not node.evicted and node.parent is not None:
-            edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
-            return self._walk(sequence, edge, node) if edge in node.children else node.whole
         while node.evicted:
             assert node.parent is not None
             node = node.parent
         length = min(length, node.end)
         node = self.resolve(Match(length, node))
         if length < node.end:
-            return Match(length, node)
+            return self._inside(length, node)
         edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
         return self._walk(sequence, edge if node.parent else space + edge, node)
 
@@ -260,7 +268,7 @@ class RadixCache:
         return node
 
     def touch_many(self, matches: Sequence[Match]) -> None:
-        """`touch` each, in this order. As many of them end alike, and the last touch of a node counts, each is set once."""
+        """`touch` each, in this order. Many end alike and only the last time counts, so each node is set once."""
         last = dict(zip(map(id, matches), range(len(matches)), strict=True))
         whole = [(matches[i].node, i) for i in last.values() if matches[i].node.whole is matches[i]]
         if len(whole) < len(last):
@@ -314,7 +322,8 @@ class RadixCache:
             leaf.slots = slots[existing : stop // TOKEN_BYTES]
             leaf.priority = priority
             node.children[edge] = leaf
-            self._renew(node)
+            if node.sought and edge in node.sought:
+                self._renew(node)
             self.evictable += len(leaf)
             self._update_leaf(node)
             self._update_leaf(leaf)
@@ -359,7 +368,8 @@ class RadixCache:
             parent = node.parent
             assert parent is not None
             node.evicted = True
-            self._renew(node)
+            if node.sought is not None:
+                self._renew(node)
             parent.last_access = max(parent.last_access, node.last_access - 1)
             del self._leaves[node_id]
             del parent.children[node.edge]
@@ -415,18 +425,50 @@ class RadixCache:
         page = self._page_bytes
         stop = len(sequence) - len(sequence) % page
         offset = node.end * TOKEN_BYTES
+        steps = 0
         while offset < stop and (child := node.children.get(edge)) is not None:
-            node, key = child, child.key
-            if not sequence.startswith(key, offset):
-                shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
-                return Match((offset + shared - shared % page) // TOKEN_BYTES, node)
+            lane = child.lane
+            if lane is not None and not lane[1].evicted and sequence.startswith(lane[0], offset):
+                key, node = lane
+            else:
+                key, node = child.key, child
+                if not sequence.startswith(key, offset):
+                    shared = tokens.common_prefix(key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+                    return self._inside((offset + shared - shared % page) // TOKEN_BYTES, node)
+                steps += 1
             offset += len(key)
             edge = sequence[offset : offset + page]
+        if steps > _LONG_WALK:
+            self._lay_lane(node)
+        if node.sought is None:
+            node.sought = set()
+        elif len(node.sought) > _MAX_SOUGHT:
+            self._renew(node)
+            node.sought = set()
+        node.sought.add(edge)
         return node.whole
+
+    @staticmethod
+    def _inside(length: int, node: Node) -> Match:
+        """A match that ends within a node."""
+        if node.sought is None:
+            node.sought = set()
+        return Match(length, node)
+
+    def _lay_lane(self, node: Node) -> None:
+        """Let the next walk go straight to `node` from where its only children in a row begin."""
+        keys, first = [node.key], node
+        while (parent := first.parent) is not None and parent.parent is not None and len(parent.children) == 1:
+            first = parent
+            keys.append(first.key)
+        key = b"".join(reversed(keys))
+        if first.lane is None or first.lane[1].evicted or len(first.lane[0]) < len(key):
+            first.lane = key, node
 
     def _renew(self, node: Node) -> None:
         """What matched up to this node may match more or less from now on."""
         node.whole = Match(node.end, node)
+        node.sought = None
         self.version += 1
 
     def _tick(self) -> int:
@@ -454,10 +496,11 @@ class RadixCache:
         parent.children[upper.edge] = upper
         lower.parent = upper
         lower.key = lower.key[cut * TOKEN_BYTES :]
+        lower.lane = None
         lower.slots = lower.slots[cut:]
         lower.edge = lower.key[: self._page_bytes]
         upper.children[lower.edge] = lower
-        self._renew(lower)
+        self.version += 1
         lower.last_access = self._tick()
         return upper
 

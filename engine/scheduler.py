@@ -136,12 +136,18 @@ class Scheduler:
             reports: what the other ranks tell the prefill delayer.
         """
         state = self.state
-        view = self.look(now, reports)
+        self._settle(now)
         ended, self._ended = self._ended, []
+        # A gated step, as most decodes are, needs no view: unless the delayer has a say in it.
+        plan = None if self.config.enable_prefill_delayer else state.gate()
+        view = state.view(now, reports) if plan is None else None
         self.tracer.on_decide()
-        plan = decide(view, self.config, state.random_state, state.policy)
+        if plan is None:
+            assert view is not None
+            plan = decide(view, self.config, state.random_state, state.policy)
         pass_number = None
         if plan.ordering is not None:
+            assert view is not None
             pass_number = self.passes
             self.passes += 1
             self.tracer.on_pass(pass_number, view, plan, state.random_state)
@@ -206,12 +212,16 @@ class Scheduler:
 
     def look(self, now: float, reports: tuple[Report, ...] = ()) -> View:
         """What the next step, at the same `now`, will decide on. Looking twice changes nothing."""
+        self._settle(now)
+        return self.state.view(now, reports)
+
+    def _settle(self, now: float) -> None:
+        """What happens before a step is decided."""
         self._ended += self._time_out(now)
         self._ended += self._abort_chunked()
         self.state.stash_chunked()
         self.state.merge_prefill()
         self.state.drop_finished()
-        return self.state.view(now, reports)
 
     # ---- the queue -----------------------------------------------------------------------------------------
 

@@ -78,8 +78,10 @@ class ScratchCache:
         self._evictable -= self.pin_cost(match)
         node = self._base.resolve(match)
         while node.parent is not None:
-            depth = min(match.length, node.end)
-            self._pinned[node.id] = max(self._pinned.get(node.id, 0), depth)
+            before = self._pinned.get(node.id, 0)
+            self._pinned[node.id] = max(before, min(match.length, node.end))
+            if before:
+                break  # Whoever locked it has locked all above it, whole.
             node = node.parent
         self._history.append(("lock", match))
 

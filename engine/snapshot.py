@@ -1,14 +1,16 @@
 """A scheduler's whole state as plain values, and back: what a checkpoint in a recording holds.
 
-Only dictionaries, lists, numbers, texts and bytes, so that any format can carry it; no pickle.
+Dictionaries, lists, numbers and texts, so that any format can carry them; no pickle. Token ids, by far the most of a
+state, stand apart, so that a recording can say where it has them already. KV slots are left out: no decision reads
+which slot holds a token, only how many are free, so restoring hands out fresh ones.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
@@ -17,12 +19,15 @@ from schedscope.engine.live import Live
 from schedscope.engine.radix import Node, RadixCache
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
+from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.tracer import Tracer
 
+_REQUEST_FACTS = ("rid", "priority", "routing_key", "extra_key", "cache_salt")
+_SAMPLING_FACTS = SamplingParams.__slots__
 _LIVE_FACTS = tuple(
-    name for name in Live.__slots__ if name not in {"lock", "prompt_len", "request", "row", "space", "waiting"}
+    name for name in Live.__slots__ if name not in {"_said", "_tokens", "lock", "request", "row", "space", "waiting"}
 )
-"""What is kept as it is; the rest follows from the request or is packed."""
+"""What is kept as it is; the rest follows from the request, is tokens, or is slots."""
 _STATE_FACTS = (
     "batch_is_full",
     "batch_is_full_pass",
@@ -35,112 +40,162 @@ _STATE_FACTS = (
     "rows",
     "running_extend_tokens",
 )
+_NODE_FACTS = ("id", "lock_ref", "last_access", "creation", "hit_count", "priority")
 
 
-def take_snapshot(scheduler: Scheduler) -> dict[str, Any]:
-    """Everything the scheduler's future depends on. Take it between two steps."""
+class Snapshot(NamedTuple):
+    """Everything a scheduler's future depends on."""
+
+    facts: dict[str, Any]
+    """JSON-like values; requests and nodes as columns, a list per fact."""
+    keys: list[bytes]
+    """Tokens of each cache node, packed; nodes as `RadixCache.nodes` gives them."""
+    sequences: list[bytes]
+    """Prompt and output of each request, packed; requests as `held_requests` gives them."""
+
+
+def held_requests(scheduler: Scheduler) -> list[Live]:
+    """The requests that the scheduler still knows: those that live, and those about to leave a batch."""
+    held = dict.fromkeys(scheduler.lives.values())
+    held.update(dict.fromkeys((*scheduler.state.running, *scheduler.state.last_prefill)))
+    return list(held)
+
+
+def take_snapshot(scheduler: Scheduler) -> Snapshot:
+    """Take it between two steps. Raises nothing and changes nothing."""
+    held = held_requests(scheduler)
+    nodes = list(scheduler.state.cache.nodes())
+    return Snapshot(pack_facts(scheduler, held, nodes), [node.key for node in nodes], [live.tokens for live in held])
+
+
+def pack_facts(scheduler: Scheduler, held: Sequence[Live], nodes: Sequence[Node]) -> dict[str, Any]:
+    """A snapshot without its tokens.
+
+    Args:
+        held: `held_requests(scheduler)`.
+        nodes: its cache's nodes.
+    """
     state = scheduler.state
-    held = list(scheduler.lives.values())
-    held += [live for live in (*state.running, *state.last_prefill) if live.rid not in scheduler.lives]
-    places = {id(live): i for i, live in enumerate(held)}
+    places = {live: i for i, live in enumerate(held)}
     return {
         "steps": scheduler.steps,
         "passes": scheduler.passes,
-        "requests": [_pack_live(live) for live in held],
-        "lives": [places[id(live)] for live in scheduler.lives.values()],
-        "queue": [places[id(live)] for live in state.queue],
-        "running": [places[id(live)] for live in state.running],
-        "last_prefill": [places[id(live)] for live in state.last_prefill],
-        "chunked": None if state.chunked is None else places[id(state.chunked)],
+        "requests": _pack_requests(held),
+        "lives": [places[live] for live in scheduler.lives.values()],
+        "queue": [places[live] for live in state.queue],
+        "running": [places[live] for live in state.running],
+        "last_prefill": [places[live] for live in state.last_prefill],
+        "chunked": None if state.chunked is None else places[state.chunked],
         "state": {name: getattr(state, name) for name in _STATE_FACTS},
         "random_state": state.random_state,
         "delayer": list(state.delayer),
         "prefill_batch_sizes": list(state.prefill_batch_sizes),
-        "free_pages": list(state.pool.snapshot()),
-        "cache": _pack_cache(state.cache),
+        "pool": {"num_pages": state.pool.num_pages, "available": state.pool.available},
+        "cache": _pack_cache(state.cache, nodes),
     }
 
 
-def restore_snapshot(snapshot: dict[str, Any], config: SchedulerConfig, tracer: Tracer | None = None) -> Scheduler:
-    """A scheduler that goes on where `take_snapshot` left off."""
+def restore_snapshot(snapshot: Snapshot, config: SchedulerConfig, tracer: Tracer | None = None) -> Scheduler:
+    """A scheduler that goes on where `take_snapshot` left off, in other KV slots."""
+    facts = snapshot.facts
     scheduler = Scheduler(config, tracer)
     state = scheduler.state
-    scheduler.steps = snapshot["steps"]
-    scheduler.passes = snapshot["passes"]
-    nodes = _unpack_cache(snapshot["cache"], state.cache)
-    held = [_unpack_live(packed, nodes) for packed in snapshot["requests"]]
-    scheduler.lives = {held[i].rid: held[i] for i in snapshot["lives"]}
-    state.queue = [held[i] for i in snapshot["queue"]]
-    state.running = [held[i] for i in snapshot["running"]]
-    state.last_prefill = [held[i] for i in snapshot["last_prefill"]]
-    state.chunked = None if snapshot["chunked"] is None else held[snapshot["chunked"]]
+    scheduler.steps = facts["steps"]
+    scheduler.passes = facts["passes"]
+    state.pool.num_pages = facts["pool"]["num_pages"]
+    nodes = _unpack_cache(facts["cache"], snapshot.keys, state.cache)
+    held = _unpack_requests(facts["requests"], snapshot.sequences, nodes)
+    _hand_out_slots(scheduler, held, facts["requests"]["held"])
+    state.pool.set_aside(facts["pool"]["available"])
+    scheduler.lives = {held[i].rid: held[i] for i in facts["lives"]}
+    state.queue = [held[i] for i in facts["queue"]]
+    state.running = [held[i] for i in facts["running"]]
+    state.last_prefill = [held[i] for i in facts["last_prefill"]]
+    state.chunked = None if facts["chunked"] is None else held[facts["chunked"]]
     for name in _STATE_FACTS:
-        setattr(state, name, snapshot["state"][name])
-    if snapshot["random_state"] is not None:
-        version, words, gauss = snapshot["random_state"]
+        setattr(state, name, facts["state"][name])
+    if facts["random_state"] is not None:
+        version, words, gauss = facts["random_state"]
         state.random_state = RandomState((version, tuple(words), gauss))
-    state.delayer = DelayerState(*snapshot["delayer"])
-    state.prefill_batch_sizes = deque(snapshot["prefill_batch_sizes"], state.prefill_batch_sizes.maxlen)
-    state.pool.restore(*snapshot["free_pages"])
+    state.delayer = DelayerState(*facts["delayer"])
+    state.prefill_batch_sizes = deque(facts["prefill_batch_sizes"], state.prefill_batch_sizes.maxlen)
     return scheduler
 
 
-def _pack_live(live: Live) -> dict[str, Any]:
-    packed: dict[str, Any] = {name: getattr(live, name) for name in _LIVE_FACTS}
-    packed["row"] = live.row.tobytes()
-    packed["lock"] = None if live.lock is None else live.lock.id
-    packed["request"] = asdict(live.request)
-    return packed
+def _pack_requests(held: Sequence[Live]) -> dict[str, list[Any]]:
+    columns = {name: [getattr(live.request, name) for live in held] for name in _REQUEST_FACTS}
+    columns |= {name: [getattr(live.request.sampling, name) for live in held] for name in _SAMPLING_FACTS}
+    columns |= {f"live_{name}": [getattr(live, name) for live in held] for name in _LIVE_FACTS}
+    columns["lock"] = [None if live.lock is None else live.lock.id for live in held]
+    columns["held"] = [len(live.row) for live in held]
+    return columns
 
 
-def _unpack_live(packed: dict[str, Any], nodes: dict[int, Node]) -> Live:
-    facts = dict(packed["request"])
-    sampling = dict(facts.pop("sampling"))
-    sampling["stop"] = tuple(sampling["stop"])
-    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-    live = Live(Request(**facts, sampling=SamplingParams(**sampling)), packed["priority"])
-    for name in _LIVE_FACTS:
-        setattr(live, name, packed[name])
-    live.row = array("i", packed["row"])
-    live.lock = None if packed["lock"] is None else nodes[packed["lock"]]
-    return live
+def _unpack_requests(columns: dict[str, list[Any]], sequences: Sequence[bytes], nodes: dict[int, Node]) -> list[Live]:
+    held = []
+    for i, sequence in enumerate(sequences):
+        sampling = {name: columns[name][i] for name in _SAMPLING_FACTS}
+        sampling["stop"] = tuple(sampling["stop"])
+        sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+        request = Request(
+            prompt=sequence[: columns["live_prompt_len"][i] * TOKEN_BYTES],
+            sampling=SamplingParams(**sampling),
+            **{name: columns[name][i] for name in _REQUEST_FACTS},
+        )
+        live = Live(request, columns["priority"][i])
+        for name in _LIVE_FACTS:
+            setattr(live, name, columns[f"live_{name}"][i])
+        live.tokens = sequence
+        lock = columns["lock"][i]
+        live.lock = None if lock is None else nodes[lock]
+        held.append(live)
+    return held
 
 
-def _pack_cache(cache: RadixCache) -> dict[str, Any]:
+def _pack_cache(cache: RadixCache, nodes: Sequence[Node]) -> dict[str, Any]:
+    page = cache.page_size * TOKEN_BYTES
+    parents = [node.parent.id if node.parent is not None else 0 for node in nodes]
     return {
         "clock": cache.clock,
         "next_id": cache.next_id,
-        "root": _pack_node(cache.root),
-        "nodes": [_pack_node(node) for node in cache.nodes()],
+        "root": [getattr(cache.root, name) for name in _NODE_FACTS],
+        "parents": parents,
+        "spaces": [node.edge[:-page].decode() for node, parent in zip(nodes, parents, strict=True) if parent == 0],
+        "nodes": {name: [getattr(node, name) for node in nodes] for name in _NODE_FACTS},
     }
 
 
-def _pack_node(node: Node) -> list[Any]:
-    return [
-        node.id,
-        None if node.parent is None else node.parent.id,
-        node.edge,
-        node.key,
-        node.end,
-        node.slots.tobytes(),
-        node.lock_ref,
-        node.last_access,
-        node.creation,
-        node.hit_count,
-        node.priority,
-    ]
-
-
-def _unpack_cache(packed: dict[str, Any], cache: RadixCache) -> dict[int, Node]:
+def _unpack_cache(packed: dict[str, Any], keys: Sequence[bytes], cache: RadixCache) -> dict[int, Node]:
     cache.clock, cache.next_id = packed["clock"], packed["next_id"]
-    nodes: dict[int, Node] = {0: cache.root}
-    for number, parent, edge, key, end, slots, *facts in (packed["root"], *packed["nodes"]):
-        if parent is None:
-            node = cache.root
-        else:
-            node = nodes[number] = Node(number, nodes[parent], edge, key, end)
-            node.slots = array("i", slots)
-        node.lock_ref, node.last_access, node.creation, node.hit_count, node.priority = facts
-        if parent is not None:
-            cache.adopt(node)
+    page = cache.page_size * TOKEN_BYTES
+    nodes = {0: cache.root}
+    _set_facts(cache.root, packed["root"])
+    spaces = iter(packed["spaces"])
+    rows = zip(*(packed["nodes"][name] for name in _NODE_FACTS), strict=True)
+    for key, parent_id, row in zip(keys, packed["parents"], rows, strict=True):
+        parent = nodes[parent_id]
+        space = next(spaces).encode() if parent_id == 0 else b""
+        node = Node(row[0], parent, space + key[:page], key, parent.end + len(key) // TOKEN_BYTES)
+        _set_facts(node, row)
+        nodes[node.id] = node
+        cache.adopt(node)
     return nodes
+
+
+def _set_facts(node: Node, row: Sequence[Any]) -> None:
+    for name, value in zip(_NODE_FACTS, row, strict=True):
+        setattr(node, name, value)
+
+
+def _hand_out_slots(scheduler: Scheduler, held: Sequence[Live], lengths: Sequence[int]) -> None:
+    """Slots for every cache node, then for what each request holds behind its locked prefix."""
+    pool, cache = scheduler.state.pool, scheduler.state.cache
+    for node in cache.nodes():
+        pool.extend(node.slots, len(node))
+    for live, length in zip(held, lengths, strict=True):
+        own: array[int] = array("i")
+        pool.extend(own, length - live.protected_len)
+        if live.lock is not None and live.protected_len:
+            for node in cache.path(live.lock):
+                live.row.extend(node.slots)
+        live.row.extend(own)

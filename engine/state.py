@@ -17,14 +17,15 @@ from schedscope.engine import tokens
 from schedscope.engine.batch import Batch, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import Plan
+from schedscope.engine.decision import Plan, gate
 from schedscope.engine.delayer import DelayerState, Report
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.live import Live
+from schedscope.engine.looks import Looks
 from schedscope.engine.operations import Lock, Preempt, Touch
 from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
-from schedscope.engine.radix import Evicted, Node, RadixCache
+from schedscope.engine.radix import Evicted, Match, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
@@ -115,7 +116,7 @@ class SchedulerState:
         """What a decision may read, frozen."""
         return View(
             queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
-            running=tuple(self._running(live) for live in self.running),
+            running=tuple([self._running(live) for live in self.running]),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -130,6 +131,12 @@ class SchedulerState:
             token_usage=self.token_usage,
             now=now,
         )
+
+    def gate(self) -> Plan | None:
+        """The plan of a step that a gate ends, from what can be told without a view; None: it needs one."""
+        free_rows = self.config.max_running_requests - self.rows
+        facts = (self.batch_is_full, self.chunked is not None, len(self.queue), len(self.running), free_rows)
+        return gate(self.config, *facts)
 
     @staticmethod
     def _waiting(live: Live) -> Waiting:
@@ -154,19 +161,20 @@ class SchedulerState:
         return live.waiting
 
     def _running(self, live: Live) -> Running:
-        request = live.request
-        return Running(
-            rid=request.rid,
-            prompt_len=live.prompt_len,
-            output_len=live.output_len,
-            max_new_tokens=request.sampling.max_new_tokens,
-            ignore_eos=request.sampling.ignore_eos,
-            priority=live.priority,
-            routing_key=request.routing_key,
-            entry_time=live.entry_time,
-            finished=live.finished,
-            private=self._ceil(len(live.row)) - live.protected_len,
-            lock=live.lock,
+        request, page = live.request, self.config.page_size
+        sampling = request.sampling
+        return Running(  # by position, which is faster: this runs for every request in every pass
+            request.rid,
+            live.prompt_len,
+            live.output_len,
+            sampling.max_new_tokens,
+            sampling.ignore_eos,
+            live.priority,
+            request.routing_key,
+            live.entry_time,
+            live.finished,
+            -(-len(live.row) // page) * page - live.protected_len,
+            live.lock,
         )
 
     def _chunked(self) -> Chunked | None:
@@ -183,10 +191,6 @@ class SchedulerState:
             ignore_eos=live.request.sampling.ignore_eos,
             retracted=live.retracted,
         )
-
-    def _ceil(self, count: int) -> int:
-        page = self.config.page_size
-        return -(-count // page) * page
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
@@ -259,11 +263,9 @@ class SchedulerState:
         for operation in plan.admission.operations:
             match operation:
                 case Touch(rid, length):
-                    live = by_rid[rid]
-                    self.cache.touch(self.cache.match(live.tokens, live.space, length))
+                    self.cache.touch(self._match(by_rid[rid], length))
                 case Lock(rid, length):
-                    live = by_rid[rid]
-                    locks[rid] = self.cache.resolve(self.cache.match(live.tokens, live.space, length))
+                    locks[rid] = self.cache.resolve(self._match(by_rid[rid], length))
                     self.cache.lock(locks[rid])
                 case Preempt():
                     preempted += self._preempt(operation)
@@ -277,8 +279,8 @@ class SchedulerState:
             by_rid[self.chunked.rid] = self.chunked
         joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
-            rids = {live.rid for live in joining}
-            self.queue = [live for live in self.queue if live.rid not in rids]
+            gone = set(joining)
+            self.queue = [live for live in self.queue if live not in gone]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now)
@@ -292,6 +294,10 @@ class SchedulerState:
             members.append(Member(live, verdict.prefix_len, live.extend_end, False, live is self.chunked))
         self._allocate(members)
         return self._mix(Batch("prefill", tuple(members)))
+
+    def _match(self, live: Live, limit: int) -> Match:
+        assert live.waiting is not None
+        return self.cache.cut(self.cache.memo(Looks).find(live.waiting, self.cache), limit)
 
     def _preempt(self, operation: Preempt) -> list[Live]:
         victims = [live for live in self.running if live.rid in operation.rids]
@@ -443,7 +449,7 @@ class SchedulerState:
     def decode_room(self, lives: Iterable[Live]) -> int:
         """Tokens, whole pages, that the next decode of these requests allocates."""
         page = self.config.page_size
-        return sum(1 for live in lives if live.kv_len % page == 0) * page
+        return sum([live.kv_len % page == 0 for live in lives]) * page
 
     def fits_decode(self, lives: Sequence[Live]) -> bool:
         """Whether these requests can decode one token each, after evicting what can go."""
@@ -456,9 +462,10 @@ class SchedulerState:
         """A slot for one more token each."""
         if not self.cache.disabled:
             self.make_room(len(lives) * self.config.page_size)
+        self.pool.extend_each([live.row for live in lives])
         members = []
         for live in lives:
-            self.pool.extend(live.row, live.kv_len + 1)
-            members.append(Member(live, live.kv_len, live.kv_len + 1, True, False))
-            live.kv_len += 1
+            start = live.kv_len
+            live.kv_len = start + 1
+            members.append(Member(live, start, start + 1, True, False))
         return members

@@ -28,7 +28,7 @@ LEVEL = 9
 """Of zstd: it is written once and kept."""
 GRACE_S = 60.0
 
-_TEMPORARY = re.compile(r"\.\d{8,}-\d{8,}\.tmp")
+_LEFT_OVER = re.compile(r"\.\d{8,}-\d{8,}\.tmp|\..*\.gone")
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -80,7 +80,7 @@ def compact(
 
     Returns whether segments were merged: then call again. Raises OSError.
     """
-    _remove_unfinished(directory)
+    _remove_leftovers(directory)
     merged = _merge_once(directory, limits, final)
     _remove_replaced(directory, grace_s)
     return merged
@@ -91,8 +91,11 @@ def tidy(directory: Path, limits: MergeLimits = MERGE_LIMITS, grace_s: float = G
     try:
         while compact(directory, limits, grace_s, final=final):
             pass
+    except OSError as error:
+        if directory.exists():  # else the run was deleted
+            log.warning("can't merge the segments of %s now; they can be read as they are: %s", directory, error)
     except Exception:
-        log.exception("can't merge the segments of %s; they stay as they are and can be read", directory)
+        log.exception("can't merge the segments of %s; they can be read as they are", directory)
 
 
 def choose(shares: Sequence[float], fan_in: int, *, final: bool) -> tuple[int, int] | None:
@@ -160,7 +163,7 @@ def _merge_once(directory: Path, limits: MergeLimits, final: bool) -> bool:
         except _BrokenError as error:
             _say(error.segment.path, str(error))
             broken.add(error.segment.path.name)
-            _remove_unfinished(directory)
+            _remove_leftovers(directory)
             continue
         return False
 
@@ -181,9 +184,9 @@ def _consecutive(segments: Sequence[Segment], broken: set[str]) -> Iterator[list
     yield run
 
 
-def _remove_unfinished(directory: Path) -> None:
+def _remove_leftovers(directory: Path) -> None:
     for path in directory.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
+        if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path)
 
 
@@ -198,7 +201,10 @@ def _remove_replaced(directory: Path, grace_s: float) -> None:
             assert segment is not None
             if segment.first_number <= source.first_number and source.last_number <= segment.last_number:
                 if now - (segment.path / INDEX).stat().st_mtime >= grace_s:
-                    shutil.rmtree(source.path)
+                    # First out of the way as a whole: to readers a segment with files missing is a damaged one.
+                    gone = directory / f".{name}.gone"
+                    source.path.rename(gone)
+                    shutil.rmtree(gone)
                 break
 
 

@@ -26,9 +26,9 @@ from typing import Literal, NamedTuple
 import msgspec
 from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.compact import tidy
-from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind, pack
+from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, FrameReader, Header, Kind, Rows, pack
 from schedscope.recorder.hello import Detail, Hello, OnFull, Refusal, Welcome
-from schedscope.recorder.journal import read_journal
+from schedscope.recorder.journal import Journal, read_journal
 from schedscope.recorder.keep import Keep, expire, freeze
 from schedscope.recorder.lock import Lock, hold
 from schedscope.recorder.manifest import Gap, Kept, Manifest, iso, read_manifest, sealed, write_manifest
@@ -80,6 +80,11 @@ class Options(NamedTuple):
 
 OPTIONS = Options()
 
+Follower = Callable[[Rows], Rows]
+"""Sees all rows of a rank, journal by journal, before they are sealed; what it returns is sealed with them."""
+Follow = Callable[[Manifest, int], Follower | None]
+"""Makes one for a rank; None: that rank needs none."""
+
 
 class _Event(NamedTuple):
     """Something that is to be kept with what lies around it."""
@@ -121,12 +126,14 @@ class Companion:
     ```
     """
 
-    def __init__(self, run_dir: Path, manifest: Manifest, lock: Lock, options: Options) -> None:
+    def __init__(self, run_dir: Path, manifest: Manifest, lock: Lock, options: Options, follow: Follow | None) -> None:
         """Use `start`."""
         self.run_dir = run_dir
         self.manifest = manifest
         self._lock = lock
         self._options = options
+        self._follow = follow
+        self._followers: dict[int, Follower | None] = {}
         self._logs: dict[int, RankLog] = {}
         self._open: dict[int, _Rank] = {}
         self._socket_dir = _socket_directory()
@@ -148,14 +155,19 @@ class Companion:
         """Those that are."""
         self._events_seen = 0
         self._keeping = threading.Lock()
+        self._missed = False
+        """The run's directory is gone, and that was said."""
         self._stopping = threading.Event()
         self._stopped = False
         self._server = threading.Thread(target=self._serve, name="schedscope-companion", daemon=True)
         self._sealer = threading.Thread(target=self._seal, name="schedscope-sealer", daemon=True)
 
     @classmethod
-    def start(cls, run_dir: str | Path, options: Options = OPTIONS) -> Companion:
+    def start(cls, run_dir: str | Path, options: Options = OPTIONS, follow: Follow | None = None) -> Companion:
         """Listen for schedulers and record them into a run made by `create_run`.
+
+        Args:
+            follow: for each rank, who adds to what is sealed.
 
         Raises RunNotFoundError, RunFormatError for a directory that is no run, UsageError for one that is recorded
         already or where no socket can be made.
@@ -170,7 +182,7 @@ class Companion:
         if lock is None:
             raise UsageError(f"{path} is being recorded by another process")
         try:
-            companion = cls(path, manifest, lock, options)
+            companion = cls(path, manifest, lock, options, follow)
         except OSError as error:
             lock.release()
             raise UsageError(f"can't record into {path}: {error}") from None
@@ -271,9 +283,9 @@ class Companion:
             stopping = self._stopping.is_set()
             for key, _ in self._selector.select(_TICK_S if self._open or stopping else _IDLE_S):
                 key.data()
+            now = time.monotonic()  # before taking: so an event that is due by now comes behind all that was before it
             for rank in list(self._open.values()):
                 self._guard(rank, partial(self._take, rank))
-            now = time.monotonic()
             if self._options.durability == "power" and now - synced >= _SYNC_S:
                 synced = now
                 for rank in list(self._open.values()):
@@ -373,6 +385,7 @@ class Companion:
         rank.ring.close()
         if not rank.failing:  # else its last frames are still there, and readers find them
             remove_ring(rank.log.directory)
+            rank.ring.path.unlink(missing_ok=True)
 
     def _change(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -403,11 +416,21 @@ class Companion:
                     self._freeze(item)
                 else:
                     self._seal_journal(item)
+            except (OSError, SchedscopeError) as error:
+                self._warn_of_sealing(item, error)
             except Exception:
                 log.exception("can't seal %s; it stays as it is and can be read", item)
 
+    def _warn_of_sealing(self, item: Path | _Event, error: Exception) -> None:
+        if self.run_dir.exists():
+            log.warning("can't seal %s now; it stays as it is and can be read: %s", item, error)
+        elif not self._missed:
+            log.warning("%s was deleted: what is recorded from now on is lost; serving goes on", self.run_dir)
+            self._missed = True
+
     def _seal_journal(self, path: Path) -> None:
         journal = read_journal(path)
+        self._add_rows(journal)
         self._sealed_at[write_segment(journal).path] = time.monotonic()
         for trigger in self._options.triggers:
             if (reason := trigger.check(journal.rows)) is not None:
@@ -419,6 +442,15 @@ class Companion:
                 self._sealed_at.pop(segment.path, None)
         if not self._is_flight_recorder:
             tidy(path.parent)
+
+    def _add_rows(self, journal: Journal) -> None:
+        """Add what the rank's follower makes of a journal."""
+        if journal.rank not in self._followers:
+            self._followers[journal.rank] = self._follow and self._follow(self.manifest, journal.rank)
+        follower = self._followers[journal.rank]
+        if follower is not None:
+            for table, rows in follower(journal.rows).items():
+                journal.rows[table] = sorted([*journal.rows.get(table, ()), *rows])
 
     @property
     def _is_flight_recorder(self) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -27,8 +27,24 @@ PASS = "pass"
 _ENCODINGS = {"delta": "DELTA_BINARY_PACKED", "split": "BYTE_STREAM_SPLIT", "length": "DELTA_LENGTH_BYTE_ARRAY"}
 _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
-_OPEN = 64
-"""Files that stay open between look-ups."""
+_DICTIONARY_BYTES = 32_768
+_OPEN = 128
+_DECODED_BYTES = 48 * 2**20
+_VALUE_BYTES = 7
+"""About what a decoded value takes; to count them costs more than to find a pass."""
+
+
+class Within(NamedTuple):
+    """Some rows of a table: those with a column from `first` to `last`, both included."""
+
+    column: str
+    first: int
+    last: int
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Those of a table that has the column."""
+        value = table[self.column]
+        return table.filter(pc.and_(pc.greater_equal(value, self.first), pc.less_equal(value, self.last)))
 
 
 class RowGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -43,14 +59,10 @@ class RowGroup(msgspec.Struct, frozen=True, array_like=True):
     """Smallest pass of its rows; None: no row belongs to a pass, or the table has none."""
     last_pass: int | None
 
-    def may_hold(self, first: int, last: int) -> bool:
-        """Whether rows of these passes, both included, may be in it."""
-        return (
-            self.first_pass is not None
-            and self.last_pass is not None
-            and self.first_pass <= last
-            and first <= self.last_pass
-        )
+    def may_hold(self, passes: Within) -> bool:
+        """Whether rows of these passes may be in it."""
+        first, last = self.first_pass, self.last_pass
+        return first is not None and last is not None and first <= passes.last and passes.first <= last
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +78,24 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def write_table(path: Path, table: Table, chunks: Iterable[pa.Table], level: int) -> FileFacts:
+def write_table(
+    path: Path,
+    table: Table,
+    chunks: Iterable[pa.Table],
+    level: int,
+    note: Callable[[int, pa.Table], None] = lambda _number, _rows: None,
+) -> FileFacts:
     """Write a table's rows to a new file, durably. A pass's rows share a row group where they fit.
 
     Args:
         level: of zstd; more takes longer to write, not to read.
+        note: told of each row group, with its number.
     """
     passes: list[tuple[int, int | None, int | None]] = []
     with path.open("wb") as file, pq.ParquetWriter(file, table.arrow, **_options(table, level)) as writer:
         for rows in _row_groups(table, chunks):
             writer.write_table(rows, row_group_size=rows.num_rows)
+            note(len(passes), rows)
             passes.append((rows.num_rows, *_pass_range(rows)))
     sync(path)
     data = path.read_bytes()
@@ -96,6 +116,8 @@ def _options(table: Table, level: int) -> dict[str, Any]:
         "compression": "zstd",
         "compression_level": level,
         "use_dictionary": [leaf for leaf, encoding in written.items() if encoding == "dictionary"],
+        # Beyond it the values are hardly repeated, and a dictionary only takes room: keys under hrrn.
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         "column_encoding": {leaf: _ENCODINGS[e] for leaf, e in written.items() if e in _ENCODINGS},
         # Only what grows tells a reader which row groups to leave out.
         "write_statistics": [leaf for leaf, encoding in written.items() if encoding == "delta"],
@@ -175,7 +197,8 @@ class TableFile:
             if facts is not None:
                 self._check_rest(facts)
             texts = _texts(table) if schema is None else None
-            self._file = pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=True)
+            # Our own checksums cover more than those of pages.
+            self._file = pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=facts is None)
             self._check_schema(table.name, schema or table.arrow)
         except (OSError, pa.ArrowException) as error:
             self.close()
@@ -191,6 +214,24 @@ class TableFile:
             return self._facts.groups
         metadata = self._file.metadata
         return [RowGroup(metadata.row_group(i).num_rows, 0, 0, None, None) for i in range(metadata.num_row_groups)]
+
+    def groups_with(self, within: Within) -> list[int]:
+        """Row groups that can hold such rows."""
+        numbers = range(self._file.metadata.num_row_groups)
+        if within.column == PASS:
+            return list(numbers) if self._facts is None else [i for i in numbers if self.groups[i].may_hold(within)]
+        place = self._file.schema_arrow.names.index(within.column)  # no column before it has more than one leaf
+        known = [self._file.metadata.row_group(i).column(place).statistics for i in numbers]
+        return [
+            i
+            for i, range_ in zip(numbers, known, strict=True)
+            if range_ is None or not range_.has_min_max or (range_.min <= within.last and within.first <= range_.max)
+        ]
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        """Its footer."""
+        return self._file.metadata
 
     def read(self, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Rows of some row groups, by default of all; texts may come dictionary-encoded, see `plain`."""
@@ -249,11 +290,19 @@ class TableFile:
 
 
 class OpenFiles:
-    """The files that were read last, still open, so that looking into them again is fast."""
+    """What was read last, so that looking there again is fast: files, still open, and row groups, decoded.
 
-    def __init__(self, limit: int = _OPEN) -> None:
-        self._limit = limit
+    Args:
+        files: how many stay open.
+        size: bytes of row groups of a table that stay in memory. Each table has its own: otherwise those of
+            `decisions`, of which a look-up hardly ever finds the right one, would push out all others.
+    """
+
+    def __init__(self, files: int = _OPEN, size: int = _DECODED_BYTES) -> None:
+        self._limit = files
+        self._size_limit = size
         self._files: OrderedDict[Path, TableFile] = OrderedDict()
+        self._groups: dict[str, _Recent] = {}
 
     def open(self, path: Path, table: Table, facts: FileFacts | None, schema: pa.Schema | None = None) -> TableFile:
         """An open file; arguments and errors as of `TableFile`."""
@@ -266,6 +315,54 @@ class OpenFiles:
             # Whoever still reads one holds it; it closes behind the last of them.
             self._files.popitem(last=False)
         return file
+
+    def group(self, file: TableFile, number: int) -> pa.Table:
+        """All columns of a row group; errors as of `TableFile.read`."""
+        recent = self._groups.setdefault(file.path.name, _Recent(self._size_limit))
+        return recent.get((file.path, number), lambda: file.read(None, [number]))
+
+    def other(self, file: TableFile, make: Callable[[], pa.Table]) -> pa.Table:
+        """What `make` makes of the whole file."""
+        return self._groups.setdefault(file.path.name, _Recent(self._size_limit)).get((file.path, None), make)
+
+
+class _Recent:
+    """The tables that were used last, up to a size in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[object, tuple[pa.Table, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: object, make: Callable[[], pa.Table]) -> pa.Table:
+        """The table of that key, which `make` makes if it isn't kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+        rows = make()
+        size = rows.num_rows * rows.num_columns * _VALUE_BYTES
+        self._kept[key] = (rows, size)
+        self._size += size
+        while self._size > self._limit:
+            self._size -= self._kept.popitem(last=False)[1][1]
+        return rows
+
+
+def dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows as `to_pylist` gives them, several times as fast; also dictionary-encoded ones."""
+    columns = [_values(column) for column in rows.columns]
+    names = rows.column_names
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    chunks = column.chunks
+    if pa.types.is_dictionary(column.type):
+        chunks = [chunk.dictionary_decode() for chunk in chunks]
+    if len(chunks) == 1:
+        values: list[Any] = chunks[0].to_pylist()
+        return values
+    return [value for chunk in chunks for value in chunk.to_pylist()]
 
 
 def plain(rows: pa.Table, schema: pa.Schema) -> pa.Table:

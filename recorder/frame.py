@@ -19,16 +19,18 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from schedscope.engine import tokens
-from schedscope.recorder.rows import Row, decision_hash, decision_rows
+from schedscope.recorder.decisions import Decisions
+from schedscope.recorder.rows import decision_hash
 
 SCHEMA_VERSION = 2
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
 
-Rows = dict[str, list[Row]]
-"""Rows per table, positional as in `schedscope.recorder.schema`, without the rank."""
+Rows = dict[str, Any]
+"""Rows per table, positional as in `schedscope.recorder.schema`, without the rank: lists, and `Decisions`."""
 
 DECIDED = "decided"
-"""Beside the tables, a frame may hold packed decisions: one per row of its `passes`, empty where none is kept."""
+"""Beside the tables, a frame may hold packed decisions: per row of its `passes` how many rows they make, and bytes, none
+if they are not kept."""
 HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
 PROMPTS = "prompts"
@@ -227,7 +229,7 @@ def decode(payload: bytes) -> Rows:
         raise MalformedRowsError(_located(str(error))) from None
 
 
-def unpack(rows: dict[str, list[Any]]) -> Rows:
+def unpack(rows: Rows) -> Rows:
     """The same rows, with what was left packed on the scheduler's thread as rows of tables.
 
     Raises msgspec.DecodeError for a decision that can't be unpacked.
@@ -240,13 +242,15 @@ def unpack(rows: dict[str, list[Any]]) -> Rows:
     for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
         columns = zip(rids, positions, ids, strict=True)
         rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
-    if decided := rows.pop(DECIDED, None):
-        passes = rows.pop("passes", [])
-        for place, (row, packed) in enumerate(zip(passes, decided, strict=False)):
-            if packed:
-                passes[place] = (*row[:-1], decision_hash(packed))
-                rows.setdefault("decisions", []).extend(decision_rows(row[0], packed))
-        rows["passes"] = passes
+    told = Decisions()
+    told.extend(rows.pop("decisions", ()))
+    for place, (count, packed) in enumerate(rows.pop(DECIDED, ())):
+        row = rows["passes"][place]
+        if packed:
+            rows["passes"][place] = (*row[:-1], decision_hash(packed))
+            told.add(row[0], count, packed)
+    if told:
+        rows["decisions"] = told
     return rows
 
 
@@ -272,6 +276,11 @@ def _next_header(data: bytes, start: int) -> int | None:
     return None
 
 
+def written(text: str) -> str:
+    """A text as frames and files have it: unpaired surrogates are spelled out."""
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _json(detail: Any) -> str:
     return json.dumps(detail, ensure_ascii=False)
 
@@ -279,7 +288,7 @@ def _json(detail: Any) -> str:
 def _without_surrogates(value: Any) -> Any:
     """The same rows with unpaired surrogates spelled out."""
     if isinstance(value, str):
-        return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
+        return written(value)
     if isinstance(value, Mapping):
         return {key: _without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -305,7 +314,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     id_ = Annotated[int, msgspec.Meta(ge=0, le=tokens.MAX_TOKEN_ID)]
     said = tuple[int, int, list[str], list[int], list[id_]]
     fields.append((OUTPUTS, list[said], msgspec.field(default_factory=list)))
-    fields.append((DECIDED, list[bytes], msgspec.field(default_factory=list)))
+    fields.append((DECIDED, list[tuple[int, bytes]], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 

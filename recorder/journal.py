@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 from schedscope.engine.errors import RunFormatError
+from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.frame import (
     HEADER_BYTES,
     MARK,
@@ -31,7 +33,7 @@ from schedscope.recorder.frame import (
 from schedscope.recorder.manifest import Gap, own_version
 from schedscope.recorder.ring import LINK
 from schedscope.recorder.rows import Row
-from schedscope.recorder.schema import TABLES
+from schedscope.recorder.schema import TABLES, to_arrow
 
 SUFFIX = ".journal"
 FORMAT = "schedscope.journal"
@@ -43,6 +45,10 @@ SORTED = ("passes", "decisions")
 """Those of them in which every row belongs to a pass, in ascending order."""
 
 _PASS_POSITION = {name: [column.name for column in TABLES[name].row].index("pass") for name in BY_PASS}
+
+
+_CHUNKS = 64
+"""Of an Arrow column, before they are made one."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,13 +80,31 @@ class Journal:
     """Bytes of an unfinished frame at the end."""
     ended: bool = False
     """The rank's writer closed: nothing comes behind."""
+    known: dict[str, pa.Table] = field(default_factory=dict, repr=False)
+    """Rows that were made Arrow at an earlier look at the same journal; of this one as many as it has."""
+
+    def table(self, name: str) -> pa.Table:
+        """Rows of a table as Arrow, with their rank."""
+        rows = self.rows.get(name, [])
+        made = self.known.get(name, TABLES[name].arrow.empty_table())
+        if made.num_rows < len(rows):
+            new = rows.behind(made.num_rows) if isinstance(rows, Decisions) else rows[made.num_rows :]
+            made = pa.concat_tables([made, to_arrow(TABLES[name], self.rank, new)])
+            if made.column(0).num_chunks > _CHUNKS:
+                made = made.combine_chunks()
+            self.known[name] = made
+        return made.slice(0, len(rows))
 
     @property
     def pass_range(self) -> tuple[int, int] | None:
         """First and last pass that any row belongs to; None: no pass."""
         passes: list[int] = []
         for table, position in _PASS_POSITION.items():
-            passes += [row[position] for row in self.rows.get(table, ()) if row[position] is not None]
+            rows = self.rows.get(table, ())
+            if isinstance(rows, Decisions):
+                passes += rows.pass_range() or ()
+            else:
+                passes += [row[position] for row in rows if row[position] is not None]
         return (min(passes), max(passes)) if passes else None
 
     def count(self, table: str) -> int:
@@ -90,6 +114,8 @@ class Journal:
     def of_pass(self, table: str, number: int) -> Sequence[Row]:
         """The rows of one of the tables `BY_PASS` that belong to a pass."""
         rows, position = self.rows.get(table, []), _PASS_POSITION[table]
+        if isinstance(rows, Decisions):
+            return list(rows.of_pass(number))
         if table not in SORTED:
             return [row for row in rows if row[position] == number]
 
@@ -97,7 +123,8 @@ class Journal:
             found: int = row[position]
             return found
 
-        return rows[bisect_left(rows, number, key=by_pass) : bisect_right(rows, number, key=by_pass)]
+        found: list[Row] = rows[bisect_left(rows, number, key=by_pass) : bisect_right(rows, number, key=by_pass)]
+        return found
 
     def torn_gap(self) -> Gap | None:
         """The torn tail, once it is known that no one writes it any more."""
@@ -175,7 +202,8 @@ def read_journal(path: Path) -> Journal:
     rank, number = _named(path)
     if isinstance(head, Frame) and head.kind is Kind.HEAD:
         content = _read_head(path, head)
-        return _collect(Journal(path, content.rank, content.number, content.first_frame, content.first_frame), items)
+        journal = Journal(path, content.rank, content.number, content.first_frame, content.first_frame)
+        return _collect(journal, items, content.version)
     journal = Journal(path, rank, number, 0, 0)
     if head is None:
         return journal
@@ -207,6 +235,7 @@ class JournalTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: dict[str, pa.Table] = {}
         self._grown: Journal | None = None
         """Everything up to `_whole`; None before the first look, and of a damaged journal."""
         self._whole = 0
@@ -222,7 +251,7 @@ class JournalTail:
                 if self._seen is not None and not self._seen.torn and size == self._size:
                     return self._seen
                 if size < self._whole:
-                    self._grown, self._whole = None, 0
+                    self._grown, self._whole, self._known = None, 0, {}
                 file.seek(self._whole)
                 data = file.read()
         except FileNotFoundError:
@@ -232,7 +261,7 @@ class JournalTail:
         self._size = self._whole + len(data)
         self._seen = self._take_in(data)
         if self._seen is None:
-            self._grown, self._whole = None, 0
+            self._grown, self._whole, self._known = None, 0, {}
             self._seen = read_journal(self.path)
         return self._seen
 
@@ -258,8 +287,7 @@ class JournalTail:
                     rows = decode(item.payload)
                 except MalformedRowsError:
                     return None
-                for table, values in rows.items():
-                    self._grown.rows.setdefault(table, []).extend(values)
+                append(self._grown.rows, rows)
                 self._grown.next_frame += 1
             else:
                 return None
@@ -267,8 +295,8 @@ class JournalTail:
                 self._whole = base + item.end
         if self._grown is None:
             return None
-        rows = {table: list(values) for table, values in self._grown.rows.items()}
-        return replace(self._grown, rows=rows, torn=torn)
+        rows = {table: values.copy() for table, values in self._grown.rows.items()}
+        return replace(self._grown, rows=rows, torn=torn, known=self._known)
 
 
 def _named(path: Path) -> tuple[int, int]:
@@ -293,7 +321,15 @@ def _read_head(path: Path, frame: Frame) -> Head:
     return head
 
 
-def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
+def _decode(payload: bytes, version: int) -> Rows:
+    if version < SCHEMA_VERSION:
+        from schedscope.recorder.migrate import upgrade_frame
+
+        payload = upgrade_frame(version, payload)
+    return decode(payload)
+
+
+def _collect(journal: Journal, items: Iterable[Frame | Damage], version: int = SCHEMA_VERSION) -> Journal:
     """Fold frames into rows, and numbers that are missing into gaps, with the passes around them."""
     damaged = False
     last_pass: int | None = None
@@ -325,12 +361,11 @@ def _collect(journal: Journal, items: Iterable[Frame | Damage]) -> Journal:
             journal.ended = True
             continue
         try:
-            rows = decode(item.payload)
+            rows = _decode(item.payload, version)
         except MalformedRowsError as error:
             lost("malformed", item.ordinal, 1, str(error))
             continue
-        for table, values in rows.items():
-            journal.rows.setdefault(table, []).extend(values)
+        append(journal.rows, rows)
         if passes := rows.get("passes"):
             first_pass = passes[0][0]
             journal.gaps += [msgspec.structs.replace(gap, before_pass=first_pass) for gap in open_gaps]

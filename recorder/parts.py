@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import OpenFiles
-from schedscope.recorder.journal import SORTED, Journal, JournalTail, read_ring
+from schedscope.recorder.files import OpenFiles, Within
+from schedscope.recorder.journal import Journal, JournalTail, read_ring
 from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
@@ -23,7 +22,7 @@ from schedscope.recorder.mirror import mirror_of
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.ring import peek
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment
 
 _TRIES = 1_000
 
@@ -62,41 +61,53 @@ class Part:
         """Last pass that any row belongs to. The next part may go on with it."""
         return self._passes[1] if self._passes is not None else None
 
-    def table(self, name: str, columns: Sequence[str] | None = None, passes: tuple[int, int] | None = None) -> pa.Table:
-        """Its rows of a table, in recorded order.
-
-        Args:
-            passes: of `passes` and `decisions` only the rows of these, both included; of other tables, all rows.
+    def table(self, name: str, columns: Sequence[str] | None = None, within: Within | None = None) -> pa.Table:
+        """Its rows of a table, in recorded order; only those `within`, for which no more than needed is read.
 
         Raises RunFormatError, naming the file, for one that can't be read.
         """
         table = TABLES[name]
-        if passes is None or name not in SORTED:
+        if within is None:
             return self._read(table, columns, None)
-        wanted = None if columns is None else [*columns, *(["pass"] if "pass" not in columns else [])]
-        rows = self._read(table, wanted, passes)
-        hits = pc.and_(pc.greater_equal(rows["pass"], passes[0]), pc.less_equal(rows["pass"], passes[1]))
-        kept = rows.filter(hits)
+        wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
+        kept = within.rows(self._read(table, wanted, within))
         return kept if columns is None else kept.select(list(columns))
 
     def file(self, table: Table) -> Path | None:
         """The file with its rows of a table; None if there is none."""
         return self._source.file(table) if isinstance(self._source, Segment) else None
 
-    def _read(self, table: Table, columns: Sequence[str] | None, passes: tuple[int, int] | None) -> pa.Table:
+    def chunks(self, name: str) -> Iterator[pa.Table]:
+        """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
         if isinstance(self._source, Journal):
-            rows = to_arrow(table, self.rank, self._source.rows.get(table.name, ()))
+            yield self.table(name)
+            return
+        done = 0
+        try:
+            for rows in self._source.chunks(TABLES[name]):
+                yield rows
+                done += rows.num_rows
+        except FileNotFoundError:
+            yield self._read_merged(self._source, TABLES[name], None).slice(done)
+
+    def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
+        if isinstance(self._source, Journal):
+            rows = self._source.table(table.name)
             return rows if columns is None else rows.select(list(columns))
         try:
-            return self._source.read(table, columns, passes=passes)
+            return self._source.read(table, columns, within=within)
         except FileNotFoundError:
             return self._read_merged(self._source, table, columns)
 
     def _read_merged(self, source: Segment, table: Table, columns: Sequence[str] | None) -> pa.Table:
         for _ in range(_TRIES):
-            for name in Directory(source.path.parent).look().segments:
+            names = Directory(source.path.parent).look().segments
+            for name in names:
                 segment = Segment.named(source.path.parent / name)
                 assert segment is not None
+                if segment.first_number > source.last_number and name == names[0]:
+                    # A flight recorder let go of it, and of everything before it.
+                    return table.arrow.empty_table().select(list(columns or table.names))
                 if segment.first_number <= source.first_number and source.last_number <= segment.last_number:
                     try:
                         return segment.read(table, columns, rows=segment.rows_of(table.name, source))

@@ -21,17 +21,14 @@ import msgspec
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.dedup import Duplicate
-from schedscope.engine.ordering import Key
+from schedscope.engine.ordering import Key, Keys
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.verdict import Verdict
+from schedscope.engine.verdict import Result
 from schedscope.engine.view import View, Waiting
 
 Row = tuple[Any, ...]
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(
-    tuple[str, list[tuple[str, int, int]], list[tuple[Any, ...]], list[Duplicate | None], list[Verdict]]
-).decode
 _facts = itemgetter(*(Waiting._fields.index(name) for name in ("rid", "prefix_len", "matched")))
 
 
@@ -51,10 +48,10 @@ def state_facts(state: SchedulerState) -> dict[str, Any]:
     }
 
 
-def pack_decision(plan: Plan, block: int = 1) -> bytes:
-    """What a pass decided about its requests, as compactly as the scheduler's thread can say it.
+def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
+    """What a pass decided about its requests, as compactly as the scheduler's thread can say it, and as how many rows.
 
-    The rows of `decisions` are made of it by whoever reads, with `decision_rows`.
+    The rows of `decisions` are made of it by whoever reads, see `schedscope.recorder.decisions`.
 
     Args:
         block: tokens; shared lengths are given in whole ones, see `schedscope.recorder.hashing`.
@@ -62,57 +59,30 @@ def pack_decision(plan: Plan, block: int = 1) -> bytes:
     assert plan.ordering is not None
     assert plan.admission is not None
     ranked = plan.ordering.ranked
-    requests, keys, _, duplicates = zip(*ranked, strict=True) if ranked else ((), (), (), ())
-    names = ",".join(key_fields(keys[0])) if keys else ""
+    duplicates = ranked.duplicates
+    names, columns = _columns(ranked.keys)
     if block > 1:
-        duplicates = tuple(d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates)
-    return _encode((names, list(map(_facts, requests)), keys, duplicates, plan.admission.verdicts))
+        duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
+    facts = list(map(_facts, ranked.queue))
+    verdicts = plan.admission.verdicts
+    count = len(facts) + (bool(verdicts) and verdicts[0].result is Result.CHUNK)
+    return count, _encode((names, columns, facts, duplicates, list(ranked.positions), verdicts))
+
+
+def _columns(keys: Sequence[Key]) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
+    """The fields of keys that say something new, and the values of each."""
+    if not keys:
+        return (), ()
+    if isinstance(keys, Keys):
+        names = telling(keys.names)
+        return names, keys.columns[: len(names)]
+    names = telling(keys[0]._fields)
+    return names, tuple(zip(*keys, strict=True))[: len(names)]
 
 
 def decision_hash(packed: bytes) -> str:
-    """A digest of a pass's decisions: equal on every machine, and on every rank that decided alike."""
+    """A digest of what was packed: equal on every machine, and on every rank that decided alike."""
     return blake2b(packed, digest_size=16).hexdigest()
-
-
-def decision_rows(number: int, packed: bytes) -> list[Row]:
-    """One `decisions` row per request of a pass: the continuing chunk first, then the queue as sorted.
-
-    Raises msgspec.DecodeError for anything but what `pack_decision` gave.
-    """
-    names, facts, keys, duplicates, verdicts = _decode(packed)
-    looked = {verdict.rid: verdict for verdict in verdicts}
-    told = names.count(",") + 1 if names else 0
-    rows: list[Row] = []
-    for after, ((rid, prefix_len, matched), key, duplicate) in enumerate(zip(facts, keys, duplicates, strict=True)):
-        held = _NOT_HELD if duplicate is None else (True, *duplicate)
-        verdict = looked.pop(rid, None)
-        said = _NOT_LOOKED_AT if verdict is None else _said(verdict)
-        rows.append((number, rid, key[-1], after, key_text(key[:told]), names, prefix_len, matched, *held, *said))
-    chunks = [verdict for verdict in verdicts if verdict.rid in looked]
-    return [(number, v.rid, None, None, None, None, 0, 0, *_NOT_HELD, *_said(v)) for v in chunks] + rows
-
-
-_NOT_HELD = (False, None, None)
-_NOT_LOOKED_AT: Row = (None, None, False, None, None, False, *(None,) * 6, [])
-
-
-def _said(verdict: Verdict) -> Row:
-    remaining = verdict.remaining
-    return (
-        str(verdict.result),
-        str(verdict.reason),
-        verdict.admitted,
-        verdict.prefix_len,
-        verdict.extend_len,
-        verdict.chunked,
-        verdict.need,
-        verdict.have,
-        remaining.total,
-        remaining.current,
-        remaining.input,
-        remaining.chunk,
-        list(verdict.preempted),
-    )
 
 
 REPEATED = frozenset({"rid", "position"})

@@ -7,20 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError, UsageError
-from schedscope.recorder.files import OpenFiles
-from schedscope.recorder.journal import BY_PASS, Journal
+from schedscope.recorder.files import PASS, OpenFiles, Within
+from schedscope.recorder.frame import written
+from schedscope.recorder.journal import BY_PASS, SORTED, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
 from schedscope.recorder.mirror import mirror_of, mirror_run, mirror_runs
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.rids import NAME as RIDS
+from schedscope.recorder.rids import RID_TABLES
 from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import Segment, to_arrow
+from schedscope.recorder.segment import Segment
 from schedscope.recorder.store import is_url, shown_url
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
@@ -133,24 +137,26 @@ class Run:
         table = _table(name)
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
+        within = None if passes is None or name not in SORTED else Within(PASS, *passes)
         chosen = [
             part for parts in self._chosen(rank) for part in (parts if passes is None else parts.of_passes(*passes))
         ]
         if self._mirror is not None:
             with suppress(FileNotFoundError):  # merged meanwhile: `Part.table` knows
                 self._mirror.fetch(file for part in chosen if (file := part.file(table)) is not None)
-        pieces = [piece for part in chosen if (piece := part.table(name, columns, passes)).num_rows]
+        pieces = [piece for part in chosen if (piece := part.table(name, columns, within)).num_rows]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of a table one by one, as dictionaries; holds a part of them in memory. Errors as `table`."""
+        """Rows of a table one by one, as dictionaries; holds few of them in memory. Errors as `table`."""
         table = _table(name)
         chosen = self._chosen(rank)
         return (
             row
             for parts in chosen
             for part in parts
-            for batch in part.table(table.name).to_batches(_BATCH)
+            for chunk in part.chunks(table.name)
+            for batch in chunk.to_batches(_BATCH)
             for row in batch.to_pylist()
         )
 
@@ -166,44 +172,63 @@ class Run:
             raise RunNotFoundError(self._no_pass(rank, number))
         return found
 
+    def request_rows(self, rid: str, rank: int | None = None) -> dict[str, list[dict[str, Any]]]:
+        """Everything about one request, over all its passes: its rows of `decisions`, `events` and `requests`.
+
+        Reads of each segment a few hundred bytes, and of those that know the request the row groups that it is in.
+        Raises RunNotFoundError if no row mentions it, or for an unknown rank.
+        """
+        if rank is not None:
+            self._check_rank(rank)
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
+        with suppress(FileNotFoundError):  # merged meanwhile: `_look` knows
+            self.bring(self._chosen(rank) if self._mirror is not None else (), (), rids=True)
+        for each in self.ranks if rank is None else [rank]:
+            rows = self._look(each, partial(_request_rows, rid=written(rid)))
+            for name in RID_TABLES:
+                found[name] += rows[name]
+        if not any(found.values()):
+            where = "" if rank is None else f"rank {rank} of "
+            raise RunNotFoundError(f"no request {rid!r} in {where}run {self.where}")
+        return found
+
     def connect(self, tables: Iterable[str] = TABLES) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run.
 
-        Args:
-            tables: those that will be asked for: of a run in an object store, they are fetched.
-        """
-        connection = duckdb.connect()
-        wanted = [_table(name) for name in tables]
-        chosen = self._brought(wanted)
-        for table in wanted:
-            files = [str(path) for parts in chosen for s in parts.segments if (path := s.file(table)) is not None]
-            tails = [piece for parts in chosen for piece in _tails(parts, table)]
-            tail = f"_{table.name}_tail"
-            connection.register(tail, pa.concat_tables(tails) if tails else table.arrow.empty_table())
-            columns = ", ".join(f'"{name}"' for name in table.names)
-            query = f"SELECT {columns} FROM {tail}"
-            if files:
-                listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
-                query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning=false) UNION ALL {query}"
-            try:
-                connection.execute(f"CREATE VIEW {table.name} AS {query}")
-            except duckdb.Error as error:
-                raise RunFormatError(f"{self.path}: can't read its {table.name}: {error}") from None
-        return connection
+        While a run is recorded its segments are merged, and the files behind the views go away a minute later. So
+        don't keep a connection to a live run, make a new one.
 
-    def _brought(self, tables: Sequence[Table]) -> list[Parts]:
-        """All ranks as they are now, with the files of these tables here."""
+        Args:
+            tables: those that will be asked for; of a run in an object store, they are fetched.
+        """
+        wanted = [_table(name) for name in tables]
         for _ in range(_TRIES):
             chosen = self._chosen(None)
-            if self._mirror is None:
-                return chosen
-            sources = [segment for parts in chosen for segment in parts.segments]
             try:
-                self._mirror.fetch(file for s in sources for table in tables if (file := s.file(table)) is not None)
-            except FileNotFoundError:
-                continue
-            return chosen
+                self.bring(chosen, tables)
+                return _connected(chosen, wanted)
+            except (duckdb.Error, FileNotFoundError) as error:
+                # Merged away between the listing and the look into it?
+                gone = isinstance(error, FileNotFoundError) or any(
+                    not segment.path.is_dir() for parts in chosen for segment in parts.segments
+                )
+                if not gone:
+                    raise RunFormatError(f"{self.path}: its tables can't be read: {error}") from None
+                for files in self._ranks.values():
+                    files.forget()
         raise RunFormatError(f"{self.path}: segments come and go too fast to be read")
+
+    def bring(self, parts: Iterable[Parts], tables: Iterable[str] = TABLES, *, rids: bool = False) -> None:
+        """Of a run in an object store, have these files here: many at a time, which one by one would take long.
+
+        Raises FileNotFoundError if a segment is gone.
+        """
+        if self._mirror is None:
+            return
+        wanted = [_table(name) for name in tables]
+        segments = [segment for each in parts for segment in each.segments]
+        files = [path for segment in segments for table in wanted if (path := segment.file(table)) is not None]
+        self._mirror.fetch([*files, *(s.path / RIDS for s in segments if rids and s.is_current)])
 
     def _rank(self, rank: int) -> RankFiles:
         files = self._ranks.get(rank)
@@ -237,6 +262,8 @@ class Run:
             return list(pool.map(self._parts, self.ranks))
 
     def _check_rank(self, rank: int) -> None:
+        if rank >= 0 and rank_dir(self.path, rank).is_dir():
+            return
         ranks = self.ranks
         if rank not in ranks:
             known = ", ".join(map(str, ranks)) or "none yet"
@@ -357,6 +384,16 @@ def _name(path: Path) -> str | None:
         return None
 
 
+def _size(path: Path) -> int:
+    """Bytes of all files on disk; while a run is recorded they come and go. Rings are links to memory."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(folder, name).lstat().st_size
+    return size
+
+
 def _info(path: Path) -> RunInfo:
     mirror = mirror_of(path)
     where = str(path) if mirror is None else shown_url(mirror.url)
@@ -380,11 +417,6 @@ def _info(path: Path) -> RunInfo:
         )
     except SchedscopeError as error:
         return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error), where)
-
-
-def _size(path: Path) -> int:
-    """Bytes on disk: without rings, which are links to memory."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _totals(parts: Parts) -> dict[str, int]:
@@ -413,18 +445,46 @@ def _pass_rows(files: RankFiles, number: int) -> dict[str, list[dict[str, Any]]]
 
 def _rows_of_pass(files: RankFiles, table: Table, source: Segment | Journal, number: int) -> list[dict[str, Any]]:
     if isinstance(source, Segment):
-        return _dictionaries(source.read_pass(table, number))
+        return source.read_pass(table, number)
     return [dict(zip(table.names, (files.rank, *row), strict=True)) for row in source.of_pass(table.name, number)]
 
 
-def _dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
-    """Like `to_pylist`, which takes twice as long."""
-    names = rows.column_names
-    columns = [column.to_pylist() for column in rows.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+def _request_rows(parts: Parts, rid: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
+    for source in parts.sources:
+        if isinstance(source, Segment):
+            for name, rows in source.read_request(rid).items():
+                found[name] += rows
+            continue
+        for name in RID_TABLES:
+            names, position = TABLES[name].names, TABLES[name].names.index("rid") - 1
+            hits = [row for row in source.rows.get(name, ()) if row[position] == rid]
+            found[name] += [dict(zip(names, (parts.rank, *row), strict=True)) for row in hits]
+    return found
 
 
-def _tails(parts: Parts, table: Table) -> Iterator[pa.Table]:
-    for journal in parts.journals:
-        if rows := journal.rows.get(table.name):
-            yield to_arrow(table, parts.rank, rows)
+def _connected(chosen: Sequence[Parts], tables: Iterable[Table]) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    for table in tables:
+        files: list[str] = []
+        older: list[pa.Table] = []
+        tails: list[pa.Table] = []
+        for parts in chosen:
+            for source in parts.sources:
+                if isinstance(source, Journal):
+                    tails.append(source.table(table.name))
+                elif source.is_current and (path := source.file(table)) is not None:
+                    files.append(str(path))
+                elif not source.is_current:
+                    older.append(source.read(table))
+        pieces = []
+        for name, rows in (("older", older), ("tail", tails)):
+            connection.register(f"_{table.name}_{name}", pa.concat_tables([table.arrow.empty_table(), *rows]))
+            pieces.append(f"_{table.name}_{name}")
+        if files:
+            listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+            pieces.insert(1, f"read_parquet([{listed}], hive_partitioning=false)")
+        columns = ", ".join(f'"{name}"' for name in table.names)
+        query = " UNION ALL ".join(f"SELECT {columns} FROM {piece}" for piece in pieces)
+        connection.execute(f"CREATE VIEW {table.name} AS {query}")
+    return connection

@@ -7,11 +7,14 @@ would misread raises `SCHEMA_VERSION`; readers refuse newer versions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
+from schedscope.recorder.decisions import Decisions
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
+from schedscope.recorder.rows import Row
 
 RANK = "rank"
 """First column of every table. Files hold it; frames don't, because a journal belongs to one rank."""
@@ -130,6 +133,13 @@ _STEPS = Table(
             "end_ns", _INT64, "ns", "Monotonic clock when the step, or the last coalesced one, ended.", encoding="delta"
         ),
         Column("forward_ns", _INT64, "ns", "Time the model took.", "the model did not run"),
+        Column(
+            "record_ns",
+            _INT64,
+            "ns",
+            "Time that recording took on the scheduler's thread: passes and steps, since the last row was made.",
+            "recorded by version 1 of the log, which did not measure it",
+        ),
         Column("running", _INT32, "requests", "Requests in the running batch when the step began."),
         Column("queue_len", _INT32, "requests", "Requests waiting when the step began.", encoding="delta"),
         Column("available", _INT64, "tokens", "Free part of the KV pool when the step began."),
@@ -320,6 +330,7 @@ _PASSES = Table(
             _STRING,
             "hex",
             "Hash of the whole decision: two passes with equal ones decided alike.",
+            "recorded by version 1 of the log, which hashed in another way",
             encoding="length",
         ),
     ),
@@ -433,7 +444,7 @@ _DECISIONS = Table(
         ),
         Column("preempted", _STRINGS, None, "rids of running requests preempted to look at it."),
     ),
-    row_group=16_384,
+    row_group=12_288,
 )
 
 _REQUESTS = Table(
@@ -508,7 +519,7 @@ _EVENTS = Table(
         Column("node", _INT64, None, "The cache node.", "not an event of the cache"),
         Column("detail", _STRING, "JSON", "More, by kind: an object.", "nothing more to say"),
     ),
-    row_group=8_192,
+    row_group=4_096,
 )
 
 _TOKENS = Table(
@@ -532,10 +543,27 @@ _CHECKPOINTS = Table(
     "The scheduler's state now and then: any later pass is rebuilt from here and the events behind it.",
     (
         _RANK,
-        _seq("Logical tick: everything before it is in the state, nothing after it."),
+        _seq("Logical tick: everything up to it is in the state, nothing after it."),
         _step("The step about to begin."),
         Column("pass", _INT64, None, "The next pass to be made.", encoding="delta"),
-        Column("state", _BINARY, "msgpack", "The state."),
+        Column(
+            "since",
+            _INT64,
+            None,
+            "Tick of the checkpoint from which on the log holds all its token ids, 0 for the run's beginning; its own "
+            "tick: it stands alone, and nothing before it is needed.",
+            encoding="delta",
+        ),
+        Column(
+            "state",
+            _BINARY,
+            "msgpack",
+            "The state. Its token ids are given as pieces of `sources`, by tick: of a request that arrived then, its "
+            "prompt and outputs in `tokens`; of a checkpoint, what it carried.",
+        ),
+        Column(
+            "carried", _IDS, None, "Token ids of the state that neither `tokens` nor a checkpoint has `since` then."
+        ),
     ),
     row_group=8,
 )
@@ -543,6 +571,16 @@ _CHECKPOINTS = Table(
 TABLES: dict[str, Table] = {
     table.name: table for table in (_STEPS, _PASSES, _DECISIONS, _REQUESTS, _EVENTS, _TOKENS, _CHECKPOINTS)
 }
+
+
+def to_arrow(table: Table, rank: int, rows: Sequence[Row] | Decisions) -> pa.Table:
+    """Recorded rows as Arrow, with their rank."""
+    columns = rows.columns() if isinstance(rows, Decisions) else list(zip(*rows, strict=True))
+    values: Sequence[Any] = columns or [()] * len(table.row)
+    arrays = [pa.array([rank] * len(rows), pa.int32())]
+    arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=table.arrow)
+
 
 _HEAD = f"""\
 # schedscope log, version {SCHEMA_VERSION}
@@ -557,6 +595,7 @@ A run is a directory. Everything in it can be read at any moment, while it is re
   rank=0/                          one per scheduler process
     00000000-00000010.p0-10999/    a merged segment, of 11 journals and passes 0 to 10999; never changed again
       index.json                   rows per table, frames, gaps, checksums
+      rids.index                   which row groups mention a request
       steps.parquet passes.parquet decisions.parquet ...
     00000011.p11000-11999/         a segment as it was sealed
     00000012.journal               what is not sealed yet; goes away when its segment is there

@@ -10,22 +10,26 @@ from __future__ import annotations
 import re
 import shutil
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import FileFacts, OpenFiles, TableFile, plain, write_table
+from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, dictionaries, plain, write_table
 from schedscope.recorder.frame import SCHEMA_VERSION
-from schedscope.recorder.journal import Journal
+from schedscope.recorder.journal import SORTED, Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
+from schedscope.recorder.migrate import schema_of, upgrade
 from schedscope.recorder.mirror import INDEX as INDEX
 from schedscope.recorder.mirror import bring
-from schedscope.recorder.rows import Row
+from schedscope.recorder.rids import NAME as RIDS
+from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
 from schedscope.recorder.schema import TABLES, Table
 
 LEVEL = 3
@@ -85,7 +89,7 @@ class Segment:
             return None
         number, last_number, first, last = match.groups()
         passes = None if first is None else (int(first), int(last))
-        return cls(path, (int(number), int(last_number or number)), passes, files or OpenFiles(0))
+        return cls(path, (int(number), int(last_number or number)), passes, files or OpenFiles(0, 0))
 
     def has_pass(self, number: int) -> bool:
         """Whether rows of that pass may be in here."""
@@ -115,6 +119,11 @@ class Segment:
             raise RunFormatError(f"{path}: damaged: it doesn't match its checksum")
         return index
 
+    @property
+    def is_current(self) -> bool:
+        """Whether its files are as this version writes them, so that others can read them too."""
+        return not self._is_old
+
     def count(self, table: str) -> int:
         """Rows of a table."""
         return self.index.rows.get(table, 0)
@@ -135,22 +144,23 @@ class Segment:
         table: Table,
         columns: Sequence[str] | None = None,
         *,
-        passes: tuple[int, int] | None = None,
+        within: Within | None = None,
         rows: tuple[int, int] | None = None,
     ) -> pa.Table:
         """Its rows of a table, in recorded order.
 
         Args:
-            passes: only row groups that can hold these passes, both included.
+            within: only row groups that can hold such rows.
             rows: only these, from one up to another.
         """
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
         file = self._open(table)
         if file is None:
             return schema.empty_table()
-        groups = list(range(len(file.groups)))
-        if passes is not None and self._knows_passes(table):
-            groups = [i for i in groups if file.groups[i].may_hold(*passes)]
+        if self._is_old:
+            found = self._upgraded(table, file).select(schema.names)
+            return found if rows is None else found.slice(rows[0], rows[1] - rows[0])
+        groups = list(range(len(file.groups))) if within is None else file.groups_with(within)
         skipped = 0
         if rows is not None:
             groups, skipped = _overlapping([group.rows for group in file.groups], *rows)
@@ -161,47 +171,88 @@ class Segment:
             found = found.slice(rows[0] - skipped, rows[1] - rows[0])
         return plain(found, schema)
 
+    def metadata(self, table: Table) -> pq.FileMetaData | None:
+        """The Parquet footer of a table's file; None if there are no rows."""
+        file = self._open(table)
+        return None if file is None else file.metadata
+
     def chunks(self, table: Table) -> Iterator[pa.Table]:
         """All rows of a table, a row group at a time."""
         file = self._open(table)
-        for number in range(len(file.groups)) if file is not None else ():
-            assert file is not None
+        if file is None:
+            return
+        if self._is_old:
+            yield self._upgraded(table, file)
+            return
+        for number in range(len(file.groups)):
             yield plain(file.read(None, [number]), table.arrow)
 
-    def read_pass(self, table: Table, number: int) -> pa.Table:
-        """The rows of one pass."""
+    def read_pass(self, table: Table, number: int) -> list[dict[str, Any]]:
+        """The rows of one pass, as dictionaries."""
         file = self._open(table)
         if file is None:
-            return table.arrow.empty_table()
-        groups: Sequence[int] = range(len(file.groups))
-        if self._knows_passes(table):
-            groups = [i for i in groups if file.groups[i].may_hold(number, number)]
-        if not groups:
-            return table.arrow.empty_table()
-        return plain(_of_pass(file.read(None, groups), number), table.arrow)
+            return []
+        if self._is_old:
+            return dictionaries(_of_pass(table, self._upgraded(table, file), number))
+        found = []
+        for group, facts in enumerate(file.groups):
+            if facts.may_hold(Within(PASS, number, number)):
+                found += dictionaries(_of_pass(table, self._files.group(file, group), number))
+        return found
+
+    def read_request(self, rid: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of a request, as dictionaries, by table; only tables that have some."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        wanted = pa.scalar(rid, pa.string())
+        for name, rows in self._near_request(rid):
+            if hits := dictionaries(rows.filter(pc.equal(rows["rid"], wanted))):
+                found.setdefault(name, []).extend(hits)
+        return found
+
+    def _near_request(self, rid: str) -> Iterator[tuple[str, pa.Table]]:
+        """Row groups that can hold rows of a request, by table."""
+        try:
+            spans = self._rids.find(rid)
+        except FileNotFoundError:
+            if not self._is_old and not self.path.is_dir():
+                raise
+            if not self._is_old:
+                raise RunFormatError(f"{self.path / RIDS}: not readable: there is no such file") from None
+            for name in RID_TABLES:
+                if (file := self._open(TABLES[name])) is not None:
+                    yield name, self._upgraded(TABLES[name], file)
+            return
+        for name, span in spans.items():
+            file = self._open(TABLES[name])
+            for group in range(span.first, span.last + 1) if file is not None else ():
+                assert file is not None
+                yield name, self._files.group(file, group)
+
+    @cached_property
+    def _rids(self) -> RidIndex:
+        if not self._is_old:
+            bring(self.path / RIDS)
+        return RidIndex(f"{self.path}/{RIDS}")
+
+    @property
+    def _is_old(self) -> bool:
+        return self.index.version < SCHEMA_VERSION
+
+    def _upgraded(self, table: Table, file: TableFile) -> pa.Table:
+        """The whole table of a segment of an older version, as of this one."""
+        return self._files.other(file, lambda: upgrade(self.index.version, table, file.read()))
 
     def _open(self, table: Table) -> TableFile | None:
         path = self.file(table)
         if path is None:
             return None
-        facts = self.index.files.get(table.name)
+        schema = schema_of(self.index.version, table) if self._is_old else None
         try:
-            return self._files.open(path, table, facts)
+            return self._files.open(path, table, self.index.files.get(table.name), schema)
         except FileNotFoundError:
             if self.path.is_dir():
                 raise RunFormatError(f"{path}: not a readable Parquet file: there is no such file") from None
             raise
-
-    def _knows_passes(self, table: Table) -> bool:
-        return table.name in self.index.files
-
-
-def to_arrow(table: Table, rank: int, rows: Sequence[Row]) -> pa.Table:
-    """Recorded rows as Arrow, with their rank."""
-    values: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * len(table.row)
-    arrays = [pa.array([rank] * len(rows), pa.int32())]
-    arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=table.arrow)
 
 
 def write_segment(journal: Journal) -> Segment:
@@ -225,7 +276,7 @@ def write_segment(journal: Journal) -> Segment:
         passes=(passes[0][0], passes[-1][0]) if passes else None,
         gaps=journal.gaps if torn is None else [*journal.gaps, torn],
     )
-    tables = {name: [to_arrow(TABLES[name], journal.rank, rows)] for name, rows in journal.rows.items()}
+    tables = {name: [journal.table(name)] for name in journal.rows}
     segment = make_segment(journal.path.parent, index, tables, LEVEL)
     journal.path.unlink(missing_ok=True)
     return segment
@@ -249,8 +300,9 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
         shutil.rmtree(temporary)
     temporary.mkdir()
     files: dict[str, FileFacts] = {}
+    rids = RidSpans()
     for name, chunks in tables.items():
-        facts = write_table(temporary / f"{name}.parquet", TABLES[name], chunks, level)
+        facts = write_table(temporary / f"{name}.parquet", TABLES[name], chunks, level, partial(rids.note, name))
         if facts.groups:
             files[name] = facts
         else:
@@ -262,6 +314,7 @@ def make_segment(directory: Path, index: Index, tables: Mapping[str, Iterable[pa
         index, version=SCHEMA_VERSION, schedscope=own_version(), rows=rows, files=files, checksum=0
     )
     index = msgspec.structs.replace(index, checksum=_checksum(index))
+    write_file(temporary / RIDS, rids.pack())
     write_file(temporary / INDEX, msgspec.json.encode(index))
     temporary.rename(path)
     sync(directory)
@@ -287,12 +340,21 @@ def _overlapping(sizes: Sequence[int], start: int, stop: int) -> tuple[list[int]
     return groups, skipped
 
 
-def _of_pass(rows: pa.Table, number: int) -> pa.Table:
-    """The rows of a pass. They mostly stand together: then no value is copied."""
-    hits = pc.equal(rows["pass"], number)
-    count = pc.sum(hits).as_py() or 0
-    if not count:
-        return rows.slice(0, 0)
-    first = pc.index(rows["pass"], number).as_py()
-    together = pc.sum(hits.slice(first, count)).as_py() == count
-    return rows.slice(first, count) if together else rows.filter(hits)
+def _of_pass(table: Table, rows: pa.Table, number: int) -> pa.Table:
+    """The rows of a pass."""
+    numbers = rows["pass"]
+    if table.name not in SORTED:
+        # They mostly stand together all the same, and a slice costs nothing.
+        wanted = pa.scalar(number, pa.int64())
+        hits = pc.equal(numbers, wanted)
+        count = pc.sum(hits).as_py() or 0
+        start = pc.index(numbers, wanted).as_py()
+        together = not count or pc.sum(hits.slice(start, count)).as_py() == count
+        return rows.slice(max(start, 0), count) if together else rows.filter(hits)
+
+    def at(place: int) -> int:
+        found: int = numbers[place].as_py()
+        return found
+
+    start = bisect_left(range(len(numbers)), number, key=at)
+    return rows.slice(start, bisect_right(range(len(numbers)), number, key=at) - start)

@@ -1,6 +1,6 @@
 """A companion for a server that was not started by `schedscope record`, but asked to record by its environment.
 
-It is a process of its own and ends by itself: when the server that started it and all its schedulers are gone.
+It is a process of its own, and ends by itself when the server that started it and all its schedulers are gone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import MutableMapping
-from pathlib import Path
 
 from schedscope.recorder.sink import SOCKET_VARIABLE
 
 RECORD_VARIABLE = "SCHEDSCOPE_RECORD"
 """Environment: the folder of runs, or their URL, in which to make one of this server."""
+
+_PROGRAM = "schedscope.cli.companion"
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -29,7 +30,7 @@ def ensure_companion(environ: MutableMapping[str, str] = os.environ) -> None:
     folder = environ.get(RECORD_VARIABLE)
     if not folder or environ.get(SOCKET_VARIABLE):
         return
-    command = [sys.executable, "-m", "schedscope.recorder.standalone", folder, *sys.orig_argv]
+    command = [sys.executable, "-m", _PROGRAM, folder, *sys.orig_argv]
     try:
         # Its standard input ends with this process, however that ends.
         companion = subprocess.Popen(
@@ -47,30 +48,3 @@ def ensure_companion(environ: MutableMapping[str, str] = os.environ) -> None:
 
 _STARTED: list[subprocess.Popen[str]] = []
 """Keeps their standard inputs open."""
-
-
-def main(folder: str, *command: str) -> int:
-    """Record into a new run, for as long as there is someone to record."""
-    from schedscope.engine.errors import SchedscopeError
-    from schedscope.recorder.companion import Companion
-    from schedscope.recorder.salvage import salvage
-    from schedscope.recorder.upload import begin_run
-
-    logging.basicConfig(format="schedscope: %(message)s")
-    try:
-        salvage()
-        run_dir, uploader = begin_run(folder, Path(command[0]).name if command else "run", command)
-        with Companion.start(run_dir) as companion:
-            print(json.dumps(companion.environment()), flush=True)
-            sys.stdin.read()
-            companion.wait_until_left()
-        if uploader is not None and (left := uploader.finish()) is not None:
-            log.warning("%s", left)
-    except SchedscopeError as error:
-        print(f"schedscope: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

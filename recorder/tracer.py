@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
-from schedscope.engine.snapshot import take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
 from schedscope.engine.view import View
+from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
@@ -38,8 +37,8 @@ _KINDS: dict[Level, frozenset[str]] = {
 }
 """Kinds of events that are kept."""
 
-CHECKPOINT_EVERY = 500
-"""Passes between checkpoints: what it takes at most to rebuild any pass."""
+_AFTER_A_GAP = 100
+"""Passes at least between two checkpoints that are taken because something was lost."""
 
 
 class RunTracer(Tracer):
@@ -47,7 +46,8 @@ class RunTracer(Tracer):
 
     Args:
         sink: where frames go; it never raises and never blocks for long.
-        checkpoint_every: passes between checkpoints.
+        checkpoint_every: passes between checkpoints. None: the companion takes them, and this only where its records
+            have a gap, over which it can't follow.
         clock_ns: monotonic nanoseconds, for people to read.
     """
 
@@ -55,7 +55,7 @@ class RunTracer(Tracer):
         self,
         sink: Sink,
         *,
-        checkpoint_every: int = CHECKPOINT_EVERY,
+        checkpoint_every: int | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sink = sink
@@ -74,9 +74,15 @@ class RunTracer(Tracer):
         self._seq = 0
         self._pass: int | None = None
         self._decide_ns = 0
+        self._forward_ns = 0
+        """When the forward began."""
+        self._spent_ns = 0
+        """On recording, since the last step's row."""
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
         self._times: dict[str, dict[str, int]] = {}
         self._last_checkpoint = 0
+        self._lost = 0
+        """Frames that were dropped up to the last checkpoint."""
 
     def attach(self, scheduler: Scheduler) -> None:
         """Learn whose state checkpoints hold."""
@@ -169,25 +175,29 @@ class RunTracer(Tracer):
 
     def on_pass(self, number: int, view: View, plan: Plan, random_state: RandomState | None) -> None:
         """Record a decision."""
-        decided_ns = self._clock_ns() - self._decide_ns
+        begin_ns = self._clock_ns()
+        decided_ns = begin_ns - self._decide_ns
         self._pass = number
         if not self._keeps_stimuli:
             return
-        packed = pack_decision(plan, self._block)
+        count, packed = pack_decision(plan, self._block)
         kept = self._keeps_decisions and number % self._detail.sample == 0
         digest = "" if kept else decision_hash(packed)
         row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
         self._put("passes", row)
-        self._put(DECIDED, packed if kept else b"")
+        self._put(DECIDED, (count, packed) if kept else (0, b""))
+        self._spent_ns += self._clock_ns() - begin_ns
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
-        facts = tuple(state_facts(state).values())
-        self._step = (record, self._clock_ns(), facts)
+        begin_ns = self._forward_ns = self._clock_ns()
+        self._step = (record, begin_ns, tuple(state_facts(state).values()))
         if record.batch is None:
             self.on_committed(state)
-        else:
-            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+            return
+        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        self._forward_ns = self._clock_ns()
+        self._spent_ns += self._forward_ns - begin_ns
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -208,7 +218,8 @@ class RunTracer(Tracer):
                 record.now,
                 self._decide_ns if record.kind != "idle" else formed_ns,
                 now_ns,
-                None if batch is None else now_ns - formed_ns,
+                None if batch is None else now_ns - self._forward_ns,
+                self._spent_ns,
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),
                 list(record.retracted),
@@ -219,18 +230,23 @@ class RunTracer(Tracer):
         self._pass = None
         self._checkpoint()
         self._flush()
+        self._spent_ns = self._clock_ns() - now_ns
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler
-        if (
-            scheduler is None
-            or not self._keeps_stimuli
-            or scheduler.passes - self._last_checkpoint < self._checkpoint_every
-        ):
+        if scheduler is None or not self._needs_checkpoint(scheduler.passes - self._last_checkpoint):
             return
         self._last_checkpoint = scheduler.passes
-        packed = msgspec.msgpack.encode(take_snapshot(scheduler))
-        self._put("checkpoints", (self._next_seq(), scheduler.steps - 1, scheduler.passes, packed))
+        self._lost = self._sink.dropped
+        self._put("checkpoints", CheckpointWriter().write(scheduler, self._next_seq(), alone=True))
+
+    def _needs_checkpoint(self, passes: int) -> bool:
+        """Whether to take one, so many passes behind the last one. Never where token ids are kept out of the log."""
+        if not self._keeps_stimuli or self._detail.tokens != "full":
+            return False
+        if self._checkpoint_every is not None:
+            return passes >= self._checkpoint_every
+        return self._sink.dropped > self._lost and passes >= _AFTER_A_GAP
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -244,7 +260,7 @@ class RunTracer(Tracer):
             return self._step[0].step
         return 0 if scheduler is None else scheduler.steps
 
-    def _put(self, table: str, row: Row | bytes) -> None:
+    def _put(self, table: str, row: Row) -> None:
         self._rows.setdefault(table, []).append(row)
 
     def _flush(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import duckdb
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.frame import Rows
-from schedscope.recorder.schema import TABLES, Table
-from schedscope.recorder.segment import to_arrow
+from schedscope.recorder.schema import TABLES, Table, to_arrow
 
 WATCHED = ("requests", "passes", "steps")
 

@@ -1,37 +1,36 @@
-"""Re-run a recording: feed a fresh scheduler what the recorded one was fed, and look at every decision.
+"""Re-run a recording: feed a scheduler what the recorded one was fed, and look at every decision.
 
-The scheduler of the engine is a function of its stimuli: arrivals, aborts, step times, sampled tokens and why
-requests ended. All of them are in the log, so this rebuilds every state of the run, from its start or from the
-checkpoint before the pass that is asked for.
+This rebuilds every state of a run, from its start or from the checkpoint before the pass that is asked for. It goes
+part by part: neither a long run nor a far pass takes more memory than a part.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-from schedscope.engine import tokens
+import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.engine.live import Live
-from schedscope.engine.request import Request, SamplingParams
-from schedscope.engine.scheduler import Finish, Scheduler
+from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.engine.view import View
-from schedscope.recorder.frame import Body, unpack
+from schedscope.recorder.checkpoint import Checkpoint
+from schedscope.recorder.decisions import append
+from schedscope.recorder.frame import Body, Rows, unpack
 from schedscope.recorder.hello import Detail
-from schedscope.recorder.rows import Row
+from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
-
-STIMULI = ("arrive", "abort", "flush")
+from schedscope.replay.columns import packed_lists, rows_of, values_of
+from schedscope.replay.rebuild import LostError, Rebuild, reports_of
+from schedscope.replay.script import Script, Turn, read_scripts
+from schedscope.replay.sequences import Sequences
 
 
 class Moment(NamedTuple):
@@ -43,12 +42,34 @@ class Moment(NamedTuple):
     config: SchedulerConfig
 
 
+class Start(NamedTuple):
+    """Where a re-run can begin: a checkpoint, or the beginning of the run."""
+
+    part: int
+    """Index of the part that it is in."""
+    tick: int
+    step: int
+    """The first step to re-run."""
+    pass_number: int
+    """The first pass to re-run."""
+    since: int
+    """Tick from which on the log holds the tokens of its state."""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """It is not the beginning of the run."""
+        return self.tick > 0
+
+
+BEGINNING = Start(0, 0, 0, 0, 0)
+
+
 class Replayed(NamedTuple):
     """A step that was re-run."""
 
-    recorded: dict[str, Any]
-    """The row of `steps`."""
-    rows: dict[str, list[Row]]
+    turn: Turn
+    """As it was recorded."""
+    rows: Rows
     """What the recorder would write of it and of the arrivals before it, by table; clocks are 0."""
 
 
@@ -57,11 +78,10 @@ class _Recollection(RunTracer):
 
     def __init__(self, detail: Detail) -> None:
         super().__init__(_Nowhere(detail), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
-        self._kept: defaultdict[str, list[Row]] = defaultdict(list)
+        self._kept: Rows = {}
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        for table, made in unpack(rows).items():
-            self._kept[table] += made
+        append(self._kept, unpack(rows))
 
     def on_prompt(self, live: Live) -> None:
         """Tokens are what the re-run was given; they are not compared."""
@@ -69,10 +89,10 @@ class _Recollection(RunTracer):
     def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
         """As above."""
 
-    def take(self) -> dict[str, list[Row]]:
+    def take(self) -> Rows:
         """What was recorded since the last call."""
         self._flush()
-        kept, self._kept = self._kept, defaultdict(list)
+        kept, self._kept = self._kept, {}
         return kept
 
 
@@ -94,7 +114,7 @@ class _Nowhere:
 
 
 class Replayer:
-    """One rank of a run, ready to be re-run.
+    """One rank of a run, ready to be re-run. Sees the log as it is when this is made.
 
     Args:
         run: the recording.
@@ -108,135 +128,178 @@ class Replayer:
         self.run = run
         self.rank = rank
         self.config = SchedulerConfig.from_dict(run.manifest.config_of(rank))
-        self._steps = list(run.rows("steps", rank))
-        self._prompts: dict[int, bytes] = {}
-        self._outputs: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        for row in run.rows("tokens", rank):
-            if row["position"] == 0:
-                self._prompts[row["seq"]] = tokens.encode(row["ids"])
-            else:
-                self._outputs[row["step"]].extend((row["rid"], token) for token in row["ids"])
-        self._stimuli: list[dict[str, Any]] = []
-        self._finishes: dict[int, dict[str, Finish]] = defaultdict(dict)
-        for row in run.rows("events", rank):
-            if row["kind"] in STIMULI:
-                self._stimuli.append(row)
-            elif row["kind"] == "finish":
-                detail = self._json(row["detail"])
-                self._finishes[row["step"]][row["rid"]] = Finish(detail["kind"], detail["detail"])
+        self.parts: Sequence[Part] = run.parts(rank)
+        self._known: dict[int, list[Start]] = {}
+        """Checkpoints of the parts that were looked at."""
 
-    @property
-    def steps(self) -> int:
-        """Recorded steps."""
-        return len(self._steps)
+    # ---- where to begin ------------------------------------------------------------------------------------
+
+    def start_before(self, number: int) -> Start:
+        """The last place from which pass `number` can be rebuilt; if there is none, the first one behind it.
+
+        Raises RunFormatError if there is none at all. Looks only at the parts between it and the pass.
+        """
+        first = self._part_of(number)
+        for i in range(first, -1, -1):
+            found = [start for start in self._checkpoints(i) if start.pass_number <= number and self._stands(start)]
+            if found:
+                return found[-1]
+        if self._begins():
+            return BEGINNING
+        starts = (start for i in range(len(self.parts)) for start in self._checkpoints(i) if self._stands(start))
+        found_later = next(starts, None)
+        if found_later is None:
+            raise self._unreadable("its beginning is gone, and there is no checkpoint to go on from")
+        return found_later
+
+    def start_behind(self, tick: int) -> Start | None:
+        """The first place to begin that needs nothing up to a tick, None if there is none."""
+        later = (start for i in range(len(self.parts)) for start in self._checkpoints(i) if start.since > tick)
+        return next((start for start in later if self._stands(start)), None)
+
+    def same(self, start: Start) -> Start:
+        """A place to begin that another look at this log has found. Raises RunFormatError if it is gone."""
+        if not start.is_checkpoint:
+            return start
+        hints = sorted(range(len(self.parts)), key=lambda i: abs(i - start.part))
+        found = (each for i in hints for each in self._checkpoints(i) if each.tick == start.tick)
+        again = next(found, None)
+        if again is None:
+            raise self._unreadable(f"its checkpoint before pass {start.pass_number} is gone")
+        return again
+
+    def _part_of(self, number: int) -> int:
+        """The last part that begins at or before a pass."""
+        passes = [i for i, part in enumerate(self.parts) if part.first_pass is not None and part.first_pass <= number]
+        return passes[-1] if passes else 0
+
+    def _begins(self) -> bool:
+        """Whether the log still has its first step, or no step at all."""
+        for part in self.parts:
+            steps = part.table("steps", ("step",)).column("step")
+            if len(steps):
+                return bool(steps[0].as_py() == 0)
+        return True
+
+    def _checkpoints(self, part: int) -> list[Start]:
+        if part not in self._known:
+            rows = rows_of(self.parts[part], "checkpoints", ("seq", "step", "pass", "since"))
+            self._known[part] = sorted(Start(part, *row) for row in rows)
+        return self._known[part]
+
+    def _stands(self, start: Start) -> bool:
+        """Whether the checkpoint is still there on which this one stands."""
+        if start.since == start.tick:
+            return True
+        if start.since == 0:
+            return self._begins()
+        return any(each.tick == start.since for i in range(start.part, -1, -1) for each in self._checkpoints(i))
+
+    # ---- rebuilding ----------------------------------------------------------------------------------------
+
+    def rebuild(self, start: Start, tracer: Tracer | None = None) -> Rebuild:
+        """The scheduler at a place to begin. Raises RunFormatError."""
+        if not start.is_checkpoint:
+            return Rebuild(Scheduler(self.config, tracer))
+        part = self.parts[start.part]
+        ticks = part.table("checkpoints", ("seq",)).column("seq").to_pylist()
+        state = part.table("checkpoints", ("state",)).column("state")[ticks.index(start.tick)].as_py()
+        try:
+            checkpoint = Checkpoint(state)
+            snapshot = checkpoint.unpack(self._texts(start, set(checkpoint.sources)))
+            return Rebuild(restore_snapshot(snapshot, self.config, tracer), start.tick)
+        except (KeyError, ValueError, TypeError) as error:
+            raise self._unreadable(f"its checkpoint before pass {start.pass_number} is broken: {error!r}") from None
+
+    def _texts(self, start: Start, wanted: set[int]) -> dict[int, bytes]:
+        """What is written under these ticks: sequences of requests, and what checkpoints carried."""
+        if not wanted:
+            return {}
+        first = start.part
+        texts = _carried(self.parts[first], wanted)
+        while first and not any(tick <= min(wanted) for tick in self._ticks(first)):
+            first -= 1
+            texts |= _carried(self.parts[first], wanted)
+        sequences = Sequences(wanted - texts.keys(), start.tick)
+        for part in self.parts[first : start.part + 1]:
+            sequences.read(part)
+        return texts | sequences.take()
+
+    def _ticks(self, part: int) -> set[int]:
+        return {each.tick for each in self._checkpoints(part)}
 
     # ---- the iterator --------------------------------------------------------------------------------------
 
-    def replay(self, start_pass: int = 0, visit: Callable[[Moment], None] | None = None) -> Iterator[Replayed]:
-        """Re-run from the checkpoint before `start_pass`; yields every step from there on.
-
-        Args:
-            visit: called before each pass is decided, while its view still stands.
-        """
+    def replay(self, start: Start = BEGINNING) -> Iterator[Replayed]:
+        """Re-run from a place to begin; yields every step from there on. Raises LostError, RunFormatError."""
         recollection = _Recollection(self.run.manifest.detail)
-        scheduler, seq, step = self._start(start_pass, recollection)
-        recollection.attach(scheduler)
-        stimuli = iter([row for row in self._stimuli if row["seq"] > seq])
-        pending = next(stimuli, None)
-        for row in self._steps:
-            if row["step"] < step:
-                continue
-            while pending is not None and pending["seq"] < row["seq"] and pending["step"] <= row["step"]:
-                self._stimulate(scheduler, pending)
-                pending = next(stimuli, None)
-            self._turn(scheduler, row, visit)
-            yield Replayed(row, recollection.take())
+        rebuild = self.rebuild(start, recollection)
+        recollection.attach(rebuild.scheduler)
+        try:
+            for script in self._scripts(start):
+                for turn in rebuild.turns(script):
+                    rebuild.take(turn, script)
+                    yield Replayed(turn, recollection.take())
+        except LostError:
+            raise
+        except RunFormatError as error:
+            raise self._unreadable(str(error)) from None
 
     def at(self, number: int) -> Moment:
-        """The scheduler just before pass `number`. Raises RunNotFoundError if it was not recorded."""
-        row = next((row for row in self._steps if row["pass"] == number), None)
-        if row is None:
-            numbers = [r["pass"] for r in self._steps if r["pass"] is not None]
-            known = f"passes {numbers[0]} to {numbers[-1]}" if numbers else "no pass"
-            raise RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
-        found: list[Moment] = []
+        """The scheduler just before pass `number`.
 
-        def keep(moment: Moment) -> None:
-            if moment.number == number:
-                found.append(moment)
-                raise _Arrived
-
+        Raises RunNotFoundError if it was not recorded, RunFormatError if what comes before it is gone.
+        """
+        first = next((part.first_pass for part in self.parts if part.first_pass is not None), None)
+        if first is None or number < first:
+            raise self._no_pass(number)
+        start = self.start_before(number)
+        if start.pass_number > number:
+            raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
+        rebuild = self.rebuild(start)
         try:
-            for _ in self.replay(number, keep):
-                pass
-        except _Arrived:
-            return found[0]
-        raise RunFormatError(f"{self.run.path}: pass {number} can't be rebuilt: the replay took another way")
+            for script in self._scripts(start, number):
+                for turn in rebuild.turns(script):
+                    if turn.pass_number is not None and turn.pass_number >= number:
+                        return self._look(rebuild, turn, number)
+                    rebuild.take(turn, script)
+        except RunFormatError as error:
+            raise self._unreadable(str(error)) from None
+        raise self._no_pass(number)
 
-    # ---- inner ---------------------------------------------------------------------------------------------
+    def _scripts(self, start: Start, number: int | None = None) -> Iterator[Script]:
+        """What was fed from a place to begin on, up to the step of a pass if a number is given."""
+        for i, part in enumerate(self.parts[start.part :]):
+            after = start.tick if i == 0 else 0
+            until = None
+            if number is not None:
+                until = next((tick for tick, made in rows_of(part, "steps", ("seq", "pass")) if made == number), None)
+            yield from read_scripts(part, after, until)
+            if until is not None:
+                return
 
-    def _start(self, number: int, tracer: Tracer) -> tuple[Scheduler, int, int]:
-        """A scheduler to go on from, the last tick it has seen, and the step that comes next."""
-        marks = self.run.table("checkpoints", self.rank, columns=("seq", "step", "pass")).to_pylist()
-        marks = [mark for mark in marks if mark["pass"] <= number]
-        if not marks:
-            return Scheduler(self.config, tracer), 0, 0
-        best = max(marks, key=lambda mark: int(mark["pass"]))
-        for row in self.run.rows("checkpoints", self.rank):
-            if row["seq"] == best["seq"]:
-                snapshot = msgspec.msgpack.decode(row["state"])
-                return restore_snapshot(snapshot, self.config, tracer), row["seq"], row["step"] + 1
-        raise RunFormatError(f"{self.run.path}: a checkpoint of rank {self.rank} is missing")
+    def _look(self, rebuild: Rebuild, turn: Turn, number: int) -> Moment:
+        scheduler = rebuild.scheduler
+        if turn.pass_number != number:
+            raise self._no_pass(number)
+        if scheduler.passes != number:
+            raise self._unreadable(f"pass {number} can't be rebuilt: the replay took another way")
+        view = scheduler.look(turn.now, reports_of(turn))
+        return Moment(number, view, scheduler.state.random_state, self.config)
 
-    def _json(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except (TypeError, ValueError):
-            raise RunFormatError(f"{self.run.path}: rank {self.rank}: not JSON where it should be: {text!r}") from None
+    # ---- errors --------------------------------------------------------------------------------------------
 
-    def _stimulate(self, scheduler: Scheduler, row: dict[str, Any]) -> None:
-        match row["kind"]:
-            case "arrive":
-                scheduler.arrive(self._request(row), row["time"])
-            case "abort":
-                scheduler.abort(row["rid"], row["time"])
-            case "flush":
-                scheduler.flush(row["time"])
+    def _unreadable(self, what: str) -> RunFormatError:
+        return RunFormatError(f"{self.run.path}: rank {self.rank}: {what}")
 
-    def _request(self, row: dict[str, Any]) -> Request:
-        prompt = self._prompts.get(row["seq"])
-        if prompt is None:
-            raise RunFormatError(
-                f"{self.run.path}: the prompt of {row['rid']!r} was not recorded, so rank {self.rank} "
-                "can't be rebuilt from its start"
-            )
-        facts = self._json(row["detail"])
-        request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
-        facts["stop"] = tuple(facts["stop"])
-        facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
-        return Request(rid=row["rid"], prompt=prompt, sampling=SamplingParams(**facts), **request)
-
-    def _turn(self, scheduler: Scheduler, row: dict[str, Any], visit: Callable[[Moment], None] | None) -> None:
-        now = row["now"]
-        if row["kind"] == "idle":
-            scheduler.idle(now)
-            return
-        reports = tuple(Report(**report) for report in self._json(row["reports"] or "[]"))
-        if visit is not None and row["pass"] is not None:
-            view = scheduler.look(now, reports)
-            visit(Moment(row["pass"], view, scheduler.state.random_state, self.config))
-        step = scheduler.step(now, reports)
-        if step.batch is None:
-            return
-        outputs = defaultdict(list)
-        for rid, token in self._outputs.get(row["step"], ()):
-            outputs[rid].append(token)
-        sampled: list[int | None] = []
-        for member in step.batch.members:
-            made = outputs.get(member.live.rid)
-            sampled.append(made.pop(0) if made and not member.unfinished else None)
-        scheduler.commit(step.batch, sampled, self._finishes.get(row["step"], {}), now)
+    def _no_pass(self, number: int) -> RunNotFoundError:
+        passes = self.run.passes(self.rank)
+        known = f"passes {passes.first} to {passes.last}" if passes.count else "no pass"
+        return RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
 
 
-class _Arrived(Exception):
-    """The pass that was asked for is reached."""
+def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
+    """What the checkpoints of these ticks carried."""
+    found = part.table("checkpoints", ("seq", "carried"))
+    found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
+    return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))

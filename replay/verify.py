@@ -1,21 +1,49 @@
-"""Is the recording what the scheduler really decides? Re-run it, record the re-run, and compare the two."""
+"""Is the recording what the scheduler really decides? Re-run it, record the re-run, and compare the two.
+
+Recordings are compared as Arrow tables, many passes at once. Only where they differ, rows are looked at one by one.
+"""
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedscope.recorder.rows import Row
+import pyarrow as pa
+from schedscope.recorder.decisions import Decisions, append
+from schedscope.recorder.files import Within
+from schedscope.recorder.frame import Rows
+from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.replay.replayer import Replayed, Replayer
+from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.replay.rebuild import LostError
+from schedscope.replay.replayer import Replayed, Replayer, Start
 
-TABLES_OF_A_STEP = ("decisions", "passes", "events", "steps")
-"""In this order, since what caused a difference comes before what followed from it."""
+INDEX = {"decisions": "pass", "passes": "step", "events": "step", "steps": "step", "requests": "finish_ns"}
+"""Compared tables and the column that tells how far into the run a row belongs. In this order, since what caused a
+difference comes before what followed from it."""
 
 MEASURED = frozenset({"seq", "time"})
 """Beside nanoseconds: the recorder's own count, and when an event was told."""
+
+UNKNOWN = frozenset({"decision_hash"})
+"""What version 1 of the log doesn't tell in a way that could be compared."""
+
+_BATCH_ROWS = 16_384
+"""Rows of decisions that are compared at once."""
+_WINDOW = 1_024
+"""Passes, or steps, that are read at once."""
+_FOREVER = 2**62
+_COLLECT_EVERY = 32
+"""Batches between two collections of garbage."""
+_RANGES_PER_JOB = 4
 
 
 class Divergence(NamedTuple):
@@ -53,6 +81,10 @@ class Verdict(NamedTuple):
     decisions: int
     steps: int
     divergence: Divergence | None
+    first_pass: int = 0
+    """From here on it was compared; later than asked for if the log doesn't reach back so far."""
+    lost: tuple[tuple[int, int | None], ...] = ()
+    """Behind which pass records are missing, and the first pass that could be compared again; None: none could."""
 
 
 def verify(
@@ -61,107 +93,361 @@ def verify(
     *,
     start_pass: int = 0,
     stop_pass: int | None = None,
+    jobs: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
     """Compare what a rank recorded with a re-run, field by field, up to the first difference.
 
-    Not compared are clocks and the recorder's own numbering.
+    Not compared are clocks and the recorder's own numbering. Raises RunNotFoundError, RunFormatError.
 
     Args:
         start_pass: where to begin; the state comes from the checkpoint before it.
         stop_pass: the last pass to compare.
+        jobs: processes that share the work, which is split at checkpoints.
         progress: called with the number of passes compared so far.
     """
     replayer = Replayer(run, rank)
-    recorded = {name: _Recorded(run, rank, name) for name in TABLES_OF_A_STEP}
-    ended = _Ended(run, rank)
-    passes = decisions = steps = 0
-    for replayed in replayer.replay(start_pass):
-        steps += 1
-        number = replayed.recorded["pass"]
-        found = next(_differences(rank, replayed, recorded), None)
-        if found is None and start_pass == 0:
-            found = ended.compare(rank, replayed)
-        if number is not None and number >= start_pass:
-            passes += 1
-            decisions += len(replayed.rows["decisions"])
-            if progress is not None:
-                progress(passes)
-        if found is not None:
-            return Verdict(rank, passes, decisions, steps, found)
-        if stop_pass is not None and number is not None and number >= stop_pass:
+    start = replayer.start_before(start_pass)
+    if jobs > 1 and stop_pass is None:
+        return _verify_ranges(run, replayer, start, start_pass, jobs, progress)
+    return _verify_from(replayer, start, start_pass, stop_pass=stop_pass, progress=progress)
+
+
+def _verify_from(
+    replayer: Replayer,
+    start: Start,
+    start_pass: int,
+    *,
+    stop_pass: int | None = None,
+    stop_step: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verdict:
+    """Compare on, over places where records are missing."""
+    verdicts: list[Verdict] = []
+    lost: list[tuple[int, int | None]] = []
+    next_start: Start | None = start
+    while next_start is not None:
+        comparison = _Comparison(replayer, next_start, start_pass, sum(verdict.passes for verdict in verdicts))
+        try:
+            verdicts.append(comparison.run(stop_pass, stop_step, progress))
             break
-    return Verdict(rank, passes, decisions, steps, None)
+        except LostError as error:
+            verdicts.append(comparison.finish())
+            if verdicts[-1].divergence is not None:
+                break
+            next_start = replayer.start_behind(error.tick)
+            if next_start is not None and stop_step is not None and next_start.step >= stop_step:
+                next_start = None
+            lost.append((comparison.last_pass, None if next_start is None else next_start.pass_number))
+    return _sum(verdicts, tuple(lost))
 
 
-def _differences(rank: int, replayed: Replayed, recorded: dict[str, _Recorded]) -> Iterator[Divergence]:
-    step, number = replayed.recorded["step"], replayed.recorded["pass"]
-    for name in TABLES_OF_A_STEP:
-        table = recorded[name]
-        old, new = table.of(number if name == "decisions" else step), replayed.rows[name]
-        yield from _compare(rank, number, step, table.fields, name, old, new)
+def _sum(verdicts: Sequence[Verdict], lost: tuple[tuple[int, int | None], ...]) -> Verdict:
+    """What was found in consecutive stretches."""
+    return Verdict(
+        verdicts[0].rank,
+        sum(verdict.passes for verdict in verdicts),
+        sum(verdict.decisions for verdict in verdicts),
+        sum(verdict.steps for verdict in verdicts),
+        verdicts[-1].divergence,
+        verdicts[0].first_pass,
+        lost,
+    )
 
 
-def _compare(
-    rank: int, number: int | None, step: int, fields: _Fields, table: str, old: list[Row], new: list[Row]
+# ---- many processes ------------------------------------------------------------------------------------------
+
+
+class _Range(NamedTuple):
+    """A stretch of a run between two checkpoints."""
+
+    run: Path
+    rank: int
+    start: Start
+    start_pass: int
+    stop_step: int | None
+    """The step behind it; None: to the end."""
+
+
+def _verify_ranges(
+    run: Run,
+    replayer: Replayer,
+    start: Start,
+    start_pass: int,
+    jobs: int,
+    progress: Callable[[int], None] | None,
+) -> Verdict:
+    ranges = _split(run.path, replayer, start, start_pass, jobs * _RANGES_PER_JOB)
+    verdicts: list[Verdict] = []
+    done = 0
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for verdict in pool.map(_verify_range, ranges):
+            verdicts.append(verdict)
+            done += verdict.passes
+            if progress is not None:
+                progress(done)
+            if verdict.divergence is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    return _sum(verdicts, tuple(gap for verdict in verdicts for gap in verdict.lost))
+
+
+def _split(path: Path, replayer: Replayer, start: Start, start_pass: int, count: int) -> list[_Range]:
+    """Ranges of about as many passes each."""
+    first = max(start.pass_number, start_pass)
+    last = max((part.last_pass for part in replayer.parts if part.last_pass is not None), default=first)
+    marks = {replayer.start_before(first + (last + 1 - first) * i // count) for i in range(1, count)}
+    later = sorted((mark for mark in marks if mark.tick > start.tick), key=lambda mark: mark.tick)
+    starts = [start, *later]
+    stops = [*(mark.step for mark in later), None]
+    pairs = zip(starts, stops, strict=True)
+    return [_Range(path, replayer.rank, begin, start_pass, stop) for begin, stop in pairs]
+
+
+def _verify_range(part: _Range) -> Verdict:
+    """Runs in a process of its own."""
+    replayer = Replayer(Run.open(part.run), part.rank)
+    return _verify_from(replayer, replayer.same(part.start), part.start_pass, stop_step=part.stop_step)
+
+
+# ---- one process ---------------------------------------------------------------------------------------------
+
+
+class _Comparison:
+    """A re-run side by side with the recording.
+
+    Args:
+        before: passes that were compared already, for those who watch.
+    """
+
+    def __init__(self, replayer: Replayer, start: Start, start_pass: int, before: int) -> None:
+        self._before = before
+        self.last_pass = start.pass_number - 1
+        """That was compared."""
+        self._batch: list[Replayed] = []
+        """Steps that were re-run and not compared yet."""
+        self._replayer = replayer
+        self._start = start
+        self._first_pass = max(start_pass, start.pass_number)
+        parts = replayer.parts[start.part :]
+        unknown = UNKNOWN if replayer.run.manifest.version < 2 else frozenset()
+        ended_ns = _end_of(parts[:1], start.step - 1)
+        behind = {"decisions": start.pass_number - 1, "requests": ended_ns}
+        self._recorded = {
+            name: _Recorded(parts, name, unknown, behind.get(name, start.step - 1), start.tick) for name in INDEX
+        }
+        self._ends = _Recorded(parts, "steps", unknown, start.step - 1, start.tick, ("step", "end_ns"))
+        self._passes = self._decisions = self._steps = 0
+
+    def run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
+        """Compare up to a pass, to before a step, or to the end. Raises LostError; see `finish` then."""
+        with _collecting_less():
+            return self._run(stop_pass, stop_step, progress)
+
+    def _run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
+        rows = batches = 0
+        for replayed in self._replayer.replay(self._start):
+            if stop_step is not None and replayed.turn.step >= stop_step:
+                break
+            self._batch.append(replayed)
+            rows += 1 + len(replayed.rows.get("decisions", ()))
+            number = replayed.turn.pass_number
+            last = stop_pass is not None and number is not None and number >= stop_pass
+            if rows >= _BATCH_ROWS or last:
+                verdict = self.finish()
+                if progress is not None:
+                    progress(self._before + self._passes)
+                if verdict.divergence is not None or last:
+                    return verdict
+                rows = 0
+                batches += 1
+                if batches % _COLLECT_EVERY == 0:
+                    gc.collect()
+        return self.finish()
+
+    def finish(self) -> Verdict:
+        """What was found in all that was re-run."""
+        found = self._compare(self._batch) if self._batch else None
+        self._batch = []
+        counts = (self._passes, self._decisions, self._steps)
+        return Verdict(self._replayer.rank, *counts, found, self._first_pass)
+
+    def _compare(self, batch: Sequence[Replayed]) -> Divergence | None:
+        step = batch[-1].turn.step
+        number = max((r.turn.pass_number for r in batch if r.turn.pass_number is not None), default=None)
+        end_ns = self._ends.until(step).column("end_ns")
+        bounds = {"decisions": number, "requests": end_ns[-1].as_py()}
+        old = {name: table.until(bounds.get(name, step)) for name, table in self._recorded.items()}
+        same = all(self._recorded[name].equals(old[name], _rows(batch, name)) for name in INDEX)
+        found = None if same else next(self._differences(batch, old), None)
+        for replayed in batch:
+            self._count(replayed)
+            if found is not None and replayed.turn.step == found.step:
+                break
+        return found
+
+    def _count(self, replayed: Replayed) -> None:
+        self._steps += 1
+        number = replayed.turn.pass_number
+        if number is not None:
+            self.last_pass = number
+        if number is not None and number >= self._first_pass:
+            self._passes += 1
+            self._decisions += len(replayed.rows.get("decisions", ()))
+
+    def _differences(self, batch: Sequence[Replayed], tables: dict[str, pa.Table]) -> Iterator[Divergence]:
+        old = {name: _by_index(tables[name], INDEX[name]) for name in INDEX if name != "requests"}
+        ended = iter(tables["requests"].to_pylist())
+        for replayed in batch:
+            turn = replayed.turn
+            for name in INDEX:
+                fields = self._recorded[name].fields
+                new = [dict(zip(_NAMES[name], row, strict=True)) for row in replayed.rows.get(name, ())]
+                if name == "requests":
+                    was = [row for _, row in zip(new, ended, strict=False)]
+                else:
+                    was = old[name].get(turn.pass_number if name == "decisions" else turn.step, [])
+                where = (self._replayer.rank, turn.pass_number, turn.step, name)
+                yield from _compare_rows(where, fields, was, new)
+        left = len(list(ended))
+        if left:
+            turn = batch[-1].turn
+            count = len(list(_rows(batch, "requests")))
+            yield Divergence(
+                self._replayer.rank, turn.pass_number, turn.step, "requests", None, "rows", count + left, count
+            )
+
+
+@contextmanager
+def _collecting_less() -> Iterator[None]:
+    """Python's collector would look at a batch's many rows again and again, which takes as long as all the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+_NAMES = {name: TABLES[name].names[1:] for name in INDEX}
+
+
+def _rows(batch: Iterable[Replayed], table: str) -> Sequence[tuple[Any, ...]] | Decisions:
+    rows: Rows = {}
+    for replayed in batch:
+        if table in replayed.rows:
+            append(rows, {table: replayed.rows[table]})
+    found: Sequence[tuple[Any, ...]] | Decisions = rows.get(table, ())
+    return found
+
+
+def _by_index(table: pa.Table, index: str) -> dict[int | None, list[dict[str, Any]]]:
+    rows: defaultdict[int | None, list[dict[str, Any]]] = defaultdict(list)
+    for row in table.to_pylist():
+        rows[row[index]].append(row)
+    return rows
+
+
+def _compare_rows(
+    where: tuple[int, int | None, int, str],
+    fields: Sequence[str],
+    old: Sequence[dict[str, Any]],
+    new: Sequence[dict[str, Any]],
 ) -> Iterator[Divergence]:
-    if [fields.decided(row) for row in old] == [fields.decided(row) for row in new]:
-        return
     for was, now in zip(old, new, strict=False):
-        for field, before, after in zip(fields.names, fields.decided(was), fields.decided(now), strict=True):
-            if before != after:
-                rid = was[fields.rid] if fields.rid is not None else None
-                yield Divergence(rank, number, step, table, rid, field, before, after)
+        for field in fields:
+            if was[field] != now[field]:
+                yield Divergence(*where, was.get("rid"), field, was[field], now[field])
     if len(old) != len(new):
-        yield Divergence(rank, number, step, table, None, "rows", len(old), len(new))
-
-
-class _Fields:
-    """Which columns of a table are decided, and so come out alike in every re-run."""
-
-    def __init__(self, table: str) -> None:
-        names = [column.name for column in TABLES[table].columns[1:]]
-        self._places = [i for i, name in enumerate(names) if name not in MEASURED and not name.endswith("_ns")]
-        self.names = [names[i] for i in self._places]
-        self.rid = names.index("rid") if "rid" in names else None
-
-    def decided(self, row: Row) -> list[Any]:
-        """Those values of a row."""
-        return [row[i] for i in self._places]
+        yield Divergence(*where, None, "rows", len(old), len(new))
 
 
 class _Recorded:
-    """The rows of a table, by pass (decisions) or by step."""
+    """A table as recorded, from where a re-run begins, in pieces of any length. Holds a part of it at a time.
 
-    def __init__(self, run: Run, rank: int, table: str) -> None:
-        self.fields = _Fields(table)
-        names = [column.name for column in TABLES[table].columns[1:]]
-        by = names.index("pass" if table == "decisions" else "step")
-        self._rows: defaultdict[int, list[Row]] = defaultdict(list)
-        for row in _rows(run, rank, table, names):
-            self._rows[row[by]].append(row)
+    Args:
+        unknown: columns that it is too old to have.
+        behind: begin with the rows whose index is greater.
+        tick: of events, begin with those that came later.
+    """
 
-    def of(self, number: int | None) -> list[Row]:
-        """Rows of one pass or step."""
-        return self._rows.get(number, []) if number is not None else []
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        table: str,
+        unknown: frozenset[str],
+        behind: int | None,
+        tick: int,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        names = [column.name for column in TABLES[table].row]
+        self._table = table
+        self._index = INDEX[table]
+        self.fields = [name for name in names if name not in MEASURED | unknown and not name.endswith("_ns")]
+        """Columns that are decided, and so come out alike in every re-run."""
+        self._columns = columns or list(dict.fromkeys((self._index, *self.fields)))
+        self._pieces = self._read(parts, behind, tick)
+        self._rest: pa.Table | None = next(self._pieces, None)
+
+    def until(self, last: int | None) -> pa.Table:
+        """The next rows, up to an index; None: no row."""
+        taken: list[pa.Table] = []
+        while last is not None and self._rest is not None:
+            count = _count_until(self._rest.column(self._index), last)
+            taken.append(self._rest.slice(0, count))
+            if count < len(self._rest):
+                self._rest = self._rest.slice(count)
+                break
+            self._rest = next(self._pieces, None)
+        return pa.concat_tables(taken) if taken else TABLES[self._table].arrow.empty_table().select(self._columns)
+
+    def equals(self, old: pa.Table, rows: Sequence[tuple[Any, ...]] | Decisions) -> bool:
+        """Whether recorded rows and those of a re-run agree in all that is decided."""
+        if len(old) != len(rows):
+            return False
+        new = to_arrow(TABLES[self._table], 0, rows)
+        return bool(old.select(self.fields).equals(new.select(self.fields)))
+
+    def _read(self, parts: Sequence[Part], behind: int | None, tick: int) -> Iterator[pa.Table]:
+        for i, part in enumerate(parts):
+            begin = behind if i == 0 else None
+            for within in _windows(part, self._index):
+                if begin is not None and within.last <= begin:
+                    continue
+                if i == 0 and self._table == "events":
+                    piece = part.table(self._table, [*self._columns, "seq"], within)
+                    piece = piece.slice(_count_until(piece.column("seq"), tick)).select(self._columns)
+                else:
+                    piece = part.table(self._table, self._columns, within)
+                    if begin is not None:
+                        piece = piece.slice(_count_until(piece.column(self._index), begin))
+                if len(piece):
+                    yield piece.combine_chunks()
 
 
-class _Ended:
-    """The rows of ended requests, in the order in which they ended."""
-
-    def __init__(self, run: Run, rank: int) -> None:
-        self._fields = _Fields("requests")
-        names = [column.name for column in TABLES["requests"].columns[1:]]
-        self._left = _rows(run, rank, "requests", names)
-
-    def compare(self, rank: int, replayed: Replayed) -> Divergence | None:
-        """The first difference among the requests that ended in this step."""
-        new = replayed.rows["requests"]
-        old = [row for _, row in zip(new, self._left, strict=False)]
-        where = (replayed.recorded["pass"], replayed.recorded["step"])
-        return next(_compare(rank, *where, self._fields, "requests", old, new), None)
+def _windows(part: Part, index: str) -> list[Within]:
+    """A part in pieces that fit into memory, however many parts were merged into it."""
+    if index == "finish_ns":
+        return [Within(index, -_FOREVER, _FOREVER)]
+    if index == "pass":
+        ends = [] if part.first_pass is None or part.last_pass is None else range(part.first_pass, part.last_pass)
+    else:
+        ends = part.table("steps", ("step",)).column("step").to_pylist()
+    bounds = [-1, *ends[_WINDOW - 1 : -1 : _WINDOW], _FOREVER]
+    return [Within(index, first + 1, last) for first, last in pairwise(bounds)]
 
 
-def _rows(run: Run, rank: int, table: str, names: list[str]) -> Iterator[Row]:
-    columns = [column.to_pylist() for column in run.table(table, rank, columns=names).columns]
-    return zip(*columns, strict=True)
+def _count_until(index: pa.ChunkedArray, last: int) -> int:
+    """Rows up to an index, of a column that ascends."""
+    return bisect_right(range(len(index)), last, key=lambda i: index[i].as_py())
+
+
+def _end_of(parts: Sequence[Part], step: int) -> int | None:
+    """When a step ended, monotonic ns; None if it is in none of these parts."""
+    for part in parts:
+        table = part.table("steps", ("step", "end_ns"))
+        place = _count_until(table.column("step"), step) - 1
+        if place >= 0 and table.column("step")[place].as_py() == step:
+            return int(table.column("end_ns")[place].as_py())
+    return None

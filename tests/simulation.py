@@ -14,6 +14,7 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 
@@ -98,12 +99,14 @@ def record(
     requests: int,
     checkpoint_every: int = 50,
     outputs: tuple[int, int] = (1, 40),
+    limits: Limits = LIMITS,
     detail: Detail = EVERYTHING,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
     described = Description(source=Source("simulation", "1"), config=config.to_dict())
-    tracer = RunTracer(DirectSink(path, 0, described, detail=detail, key=b"secret"), checkpoint_every=checkpoint_every)
+    sink = DirectSink(path, 0, described, limits, detail=detail, key=b"secret")
+    tracer = RunTracer(sink, checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
     drive(scheduler, Workload(seed, outputs=outputs), requests)

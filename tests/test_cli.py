@@ -285,7 +285,17 @@ def test_a_damaged_detail_is_named(run: Path, tmp_path: Path, capfd: pytest.Capt
 
 
 def test_help_of_every_command() -> None:
-    for words in ([], ["record"], ["serve"], ["load"], ["replay", "pass"], ["scenario", "check"], ["runs"], ["demo"]):
+    for words in (
+        [],
+        ["record"],
+        ["serve"],
+        ["load"],
+        ["replay", "pass"],
+        ["scenario", "check"],
+        ["runs"],
+        ["inspect"],
+        ["demo"],
+    ):
         done = schedscope(*words, "--help")
         assert done.returncode == 0
         assert "Usage" in done.stdout
@@ -332,6 +342,40 @@ def test_query_answers_in_every_format(run: Path, tmp_path: Path, capfdbinary: p
     file = tmp_path / "answer.parquet"
     assert main(["query", sql, "--run", str(run), "--format", "parquet", "--output", str(file)]) == 0
     assert pq.read_table(file).column("pass").to_pylist() == [0, 1, 2]
+
+
+def test_inspect_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(run), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "schedscope.inspect/1"
+    assert document["bytes"] == sum(file.stat().st_size for file in (run / "rank=0").rglob("*.*") if file.is_file())
+    assert [table["name"] for table in document["tables"]] == list(TABLES)
+    for table in document["tables"]:
+        assert table["rows"] == table["sealed_rows"] == Run.open(run).table(table["name"]).num_rows
+        assert [column["name"] for column in table["columns"]] == list(TABLES[table["name"]].names)
+        assert sum(column["bytes"] for column in table["columns"]) <= table["bytes"]
+        assert table["rows"] == 0 or min(column["bytes"] for column in table["columns"]) > 0
+    (rank,) = document["ranks"]
+    assert (rank["passes"], rank["sealed"] + rank["merged"], rank["journals"]) == (Run.open(run).passes(0).count, 1, 0)
+    assert document["gaps"] == []
+    assert document["overhead"]["per_step_us"] > 0
+    assert main(["inspect", "--log", str(run.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert "bytes a decision" in shown
+    assert all(name in shown for name in TABLES)
+    assert main(["inspect", str(run), "--table", "decisions"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in TABLES["decisions"].names)
+    assert main(["inspect", str(run), "--table", "pass"]) == 2
+    assert "no such table; there are: steps" in capsys.readouterr().err
+
+
+def test_inspect_of_a_run_of_an_older_version_that_was_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(ROOT / "tests" / "data" / "run-v1")]) == 0
+    shown = capsys.readouterr().out
+    assert "interrupted; log version 1" in shown
+    assert "gap: rank 0: records between pass 18 and the end: interrupted" in shown
+    assert "19 (0 to 18)" in shown
 
 
 def test_runs_lists_what_there_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

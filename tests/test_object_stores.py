@@ -126,6 +126,9 @@ def test_record_and_read_back_by_url(
     for words in (["--run", where], ["--log", url], ["--log", url, "--run", "nightly"]):
         asked = schedscope("query", sql, *words, "--format", "json")
         assert json.loads(asked.stdout)["rows"] == [{"n": 25 * DECISIONS}], asked.stderr
+    inspected = json.loads(schedscope("inspect", where, "--json").stdout)
+    assert (inspected["run"], inspected["bytes"] < entry["bytes"]) == (where, True), "all but the manifest"
+    assert len(Run.open(where).request_rows("r7-1")["decisions"]) == 1
     monkeypatch.setenv("SCHEDSCOPE_LOG_DIR", url)
     assert "nightly" in schedscope("runs").stdout
     assert json.loads(schedscope("query", sql, "--format", "json").stdout)["run"] == where

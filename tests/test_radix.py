@@ -7,12 +7,13 @@ from array import array
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from schedscope.engine import tokens
+from schedscope.engine import radix, tokens
 from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.radix import Match, Node, RadixCache, namespace
 
@@ -164,12 +165,19 @@ def nodes_of(cache: RadixCache) -> dict[Place, tuple[int, int, int, list[int]]]:
     return nodes
 
 
+def times_of(cache: RadixCache) -> tuple[int, int, list[tuple[int, int, int, int]]]:
+    """All that depends on a clock, and the numbers of nodes."""
+    nodes = sorted((node.id, node.end, node.last_access, node.creation) for node in cache.nodes())
+    return cache.clock, cache.root.last_access, nodes
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Any life of a cache, in step with the model's."""
 
     @initialize(
         page_size=st.sampled_from([1, 1, 2, 4]),
         policy=st.sampled_from(list(EVICTION_POLICIES)),
+        limit=st.sampled_from([1, 3, 100]),
         places=st.lists(
             st.tuples(
                 st.sampled_from([b"", namespace("a", None), namespace(None, "a")]),
@@ -179,13 +187,19 @@ class CacheMachine(RuleBasedStateMachine):
             max_size=12,
         ),
     )
-    def start(self, page_size: int, policy: str, places: list[Place]) -> None:
+    def start(self, page_size: int, policy: str, limit: int, places: list[Place]) -> None:
+        self.limits = patch.multiple(radix, _LONG_WALK=limit, _MAX_SOUGHT=limit)
+        self.limits.start()
         self.cache = RadixCache(page_size, policy)
         self.model = Model(page_size, policy)
         self.sequences = [(place, tokens.encode(place[1])) for place in places]
         """What is looked for, each by one packed object, as a waiting request has it."""
         self.held: list[tuple[Place, Node, Match, array[int]]] = []
+        self.kept: list[tuple[Place, bytes, Match]] = []
         self.used_slots = 0
+
+    def teardown(self) -> None:
+        self.limits.stop()
 
     def sequence(self, number: int) -> tuple[Place, bytes]:
         return self.sequences[number % len(self.sequences)]
@@ -207,11 +221,22 @@ class CacheMachine(RuleBasedStateMachine):
         assert inserted.existing == expected
         assert inserted.node.end == len(ids) // self.cache.page_size * self.cache.page_size
 
+    @rule(number=NUMBER)
+    def look_for(self, number: int) -> None:
+        place, packed = self.sequence(number)
+        self.kept.append((place, packed, self.cache.match(packed, place[0])))
+
     @rule(numbers=st.lists(NUMBER, max_size=8))
-    def look_for_many(self, numbers: list[int]) -> None:
+    def touch_many(self, numbers: list[int]) -> None:
         wanted = [self.sequence(number) for number in numbers]
-        matches = self.cache.match_many([(packed, place[0]) for place, packed in wanted])
-        assert [match.length for match in matches] == [self.model.matched(place) for place, _ in wanted]
+        matches = [self.cache.match(packed, place[0]) for place, packed in wanted]
+        copy, twins = self.cache.fork()
+        for match in matches:
+            copy.touch(Match(match.length, twins[match.node.id]))
+        self.cache.touch_many(matches)
+        assert times_of(self.cache) == times_of(copy)
+        for ((space, ids), _), match in zip(wanted, matches, strict=True):
+            self.model.touch((space, ids[: match.length]))
 
     @rule(number=NUMBER, limit=st.none() | st.integers(0, 12))
     def touch(self, number: int, limit: int | None) -> None:
@@ -273,11 +298,15 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.protected == model.tokens(locked=True)
 
     @invariant()
-    def remembering_changes_no_answer(self) -> None:
-        for place, packed in self.sequences:
-            match = self.cache.match(packed, place[0])
-            assert match == self.cache.match(bytes(bytearray(packed)), place[0])
-            assert match.length == self.model.matched(place)
+    def kept_matches_lead_to_those_of_today(self) -> None:
+        for place, packed, match in self.kept:
+            today = self.cache.again(match, packed, place[0])
+            assert today == self.cache.match(packed, place[0])
+            assert today.length == self.model.matched(place)
+            way = b"".join(node.key for node in self.cache.path(today.node))
+            assert way[: today.length * tokens.TOKEN_BYTES] == packed[: today.length * tokens.TOKEN_BYTES]
+            if match.node.whole is match:
+                assert today is match
 
     @invariant()
     def held_matches_stay_right(self) -> None:
@@ -323,7 +352,8 @@ def test_reading_changes_nothing() -> None:
     cache = cache_of([1, 2, 3, 4])
     before = nodes_of(cache), cache.clock, [node.last_access for node in cache.nodes()]
     packed = tokens.encode([1, 2, 9])
-    (match,) = cache.match_many([(packed, b"")])
+    match = cache.match(packed)
+    assert cache.again(match, packed, b"") == match
     cache.pin_cost(match)
     cache.slots_of(match)
     assert (nodes_of(cache), cache.clock, [node.last_access for node in cache.nodes()]) == before
@@ -332,21 +362,14 @@ def test_reading_changes_nothing() -> None:
 def test_a_match_is_not_made_again_while_it_stands() -> None:
     cache = cache_of([1, 2, 3], [7])
     packed = tokens.encode([1, 2, 3, 4, 5])
-    (first,) = cache.match_many([(packed, b"")])
-    cache.insert(tokens.encode([1, 2, 3, 9]), b"", array("i", range(4)))
-    cache.touch(cache.match(tokens.encode([1, 2])))
-    assert cache.match(packed) is first
+    first = cache.match(packed)
+    cache.touch(first)
+    cache.insert(tokens.encode([8, 9]), b"", array("i", range(2)))
+    assert cache.again(first, packed, b"") is first
     cache.insert(tokens.encode([1, 2, 3, 4]), b"", array("i", range(4)))
-    assert cache.match(packed).length == 4
+    assert cache.again(first, packed, b"").length == 4
     cache.evict(100)
-    assert cache.match(packed) == Match(0, cache.root)
-
-
-def test_a_remembered_sequence_counts_in_its_own_namespace_only() -> None:
-    cache = cache_of([1, 2, 3])
-    packed = tokens.encode([1, 2, 3])
-    cache.match_many([(packed, b"")])
-    assert cache.match(packed, namespace("other", None)).length == 0
+    assert cache.again(first, packed, b"") == Match(0, cache.root)
 
 
 def test_locks_that_come_and_go_leave_nothing_behind() -> None:

@@ -29,8 +29,8 @@ from schedscope.recorder.frame import (
     stamp,
 )
 from schedscope.recorder.journal import JournalWriter, read_journal
-from schedscope.recorder.schema import TABLES, Column
-from schedscope.recorder.segment import to_arrow, write_segment
+from schedscope.recorder.schema import TABLES, Column, to_arrow
+from schedscope.recorder.segment import write_segment
 
 text = st.text(max_size=12)
 int32s = st.integers(-(2**31), 2**31 - 1)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunNotFoundError
+from schedscope.recorder.compact import tidy
+from schedscope.recorder.files import Within
 from schedscope.recorder.listing import Directory
-from schedscope.recorder.parts import read_parts
+from schedscope.recorder.parts import list_segments, read_parts
+from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
+from simulation import record as simulate
 from test_recorder_run import DECISIONS, SMALL, record, run_dir
 
 __all__ = ["run_dir"]
@@ -41,6 +47,27 @@ def test_a_table_of_some_passes(run_dir: Path, passes: tuple[int, int]) -> None:
     reached = {number // SMALL.passes for number in wanted}
     assert steps == [number for number in range(35) if number // SMALL.passes in reached], "whole parts"
     sink.close()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_table_of_some_ticks(tmp_path: Path, merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("events", "tokens", "steps"):
+        monkeypatch.setitem(TABLES, name, replace(TABLES[name], row_group=20))
+    config = SchedulerConfig(max_total_tokens=600)
+    path = simulate(tmp_path, config, seed=2, requests=40, checkpoint_every=10, limits=Limits(passes=12))
+    if merged:
+        tidy(path / "rank=0", grace_s=0.0, final=True)
+    assert (len(list_segments(path, 0)) == 1) == merged
+    run = Run.open(path)
+    for name in ("events", "tokens", "steps", "passes", "checkpoints"):
+        rows = list(run.rows(name, 0))
+        for ticks in ((0, 50), (77, 77), (300, 420), (10**6, 10**7)):
+            wanted = [row for row in rows if ticks[0] <= row["seq"] <= ticks[1]]
+            within = Within("seq", *ticks)
+            found = [row for part in run.parts(0) for row in part.table(name, None, within).to_pylist()]
+            assert found == wanted
+            steps = [row for part in run.parts(0) for row in part.table(name, ["step"], within).to_pylist()]
+            assert steps == [{"step": row["step"]} for row in wanted]
 
 
 def test_foreign_files_are_left_out(run_dir: Path) -> None:

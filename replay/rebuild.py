@@ -1,0 +1,114 @@
+"""Rebuild a scheduler by feeding it again what it was fed, part by part.
+
+The scheduler of the engine is a function of its stimuli: arrivals, aborts, step times, sampled tokens and why
+requests ended. All of them are in the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from schedscope.engine.delayer import Report
+from schedscope.engine.errors import RunFormatError
+from schedscope.engine.request import Request, SamplingParams
+from schedscope.engine.scheduler import Scheduler
+from schedscope.replay.script import Script, Stimulus, Turn, parse_json
+
+
+class LostError(RunFormatError):
+    """Records are missing, so what comes behind them can't be rebuilt."""
+
+    def __init__(self, tick: int, step: int) -> None:
+        super().__init__(f"records are missing behind step {step - 1}, so it can't be re-run from there on")
+        self.tick = tick
+        """Of the first thing that is missing."""
+
+
+class Rebuild:
+    """A scheduler on its way through a recording.
+
+    Args:
+        scheduler: fresh, or restored from a checkpoint.
+        tick: of the last thing that is in its state. Between a stimulus and the step behind it, that of the stimulus.
+    """
+
+    def __init__(self, scheduler: Scheduler, tick: int = 0) -> None:
+        self.scheduler = scheduler
+        self.tick = tick
+
+    def turns(self, script: Script) -> Iterator[Turn]:
+        """The steps of a part that are still to come, each when everything before it was taken in.
+
+        Hand each of them to `take` before going on. What came behind the last step is taken in at the end. Raises
+        LostError where something is missing, RunFormatError where the recording can't be followed.
+        """
+        lost = self._first_missing(script)
+        stimuli = iter([stimulus for stimulus in script.stimuli if stimulus.seq > self.tick])
+        pending = next(stimuli, None)
+        first = self.scheduler.steps
+        for turn in script.turns:
+            if turn.step < first:
+                continue
+            if turn.seq > lost:
+                raise LostError(lost, self.scheduler.steps)
+            while pending is not None and pending.seq < turn.seq and pending.step <= turn.step:
+                self._stimulate(pending, script)
+                pending = next(stimuli, None)
+            yield turn
+        if script.ticks and lost <= script.ticks[-1]:
+            raise LostError(lost, self.scheduler.steps)
+        while pending is not None:
+            self._stimulate(pending, script)
+            pending = next(stimuli, None)
+        self.tick = max(self.tick, *script.ticks[-1:])
+
+    def _first_missing(self, script: Script) -> int:
+        """The first tick behind what was taken in that the script doesn't have."""
+        ticks = script.ticks[bisect_right(script.ticks, self.tick) :]
+        expected = self.tick + 1
+        place = bisect_left(range(len(ticks)), True, key=lambda i: ticks[i] != expected + i)
+        return expected + place
+
+    def take(self, turn: Turn, script: Script) -> None:
+        """Re-run a step. Raises RunFormatError."""
+        scheduler, now = self.scheduler, turn.now
+        self.tick = max(self.tick, turn.seq)
+        if turn.kind == "idle":
+            for _ in range(turn.repeats):
+                scheduler.idle(now)
+            return
+        step = scheduler.step(now, reports_of(turn))
+        if step.batch is None:
+            return
+        outputs = script.outputs.get(turn.step, {})
+        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in step.batch.members]
+        scheduler.commit(step.batch, sampled, script.finishes.get(turn.step, {}), now)
+
+    def _stimulate(self, stimulus: Stimulus, script: Script) -> None:
+        self.tick = max(self.tick, stimulus.seq)
+        match stimulus.kind:
+            case "arrive":
+                self.scheduler.arrive(_request(stimulus, script), stimulus.time)
+            case "abort":
+                assert stimulus.rid is not None
+                self.scheduler.abort(stimulus.rid, stimulus.time)
+            case "flush":
+                self.scheduler.flush(stimulus.time)
+
+
+def reports_of(turn: Turn) -> tuple[Report, ...]:
+    """What the other ranks told the prefill delayer. Raises RunFormatError."""
+    return tuple(Report(**report) for report in parse_json(turn.reports)) if turn.reports else ()
+
+
+def _request(stimulus: Stimulus, script: Script) -> Request:
+    prompt = script.prompts.get(stimulus.seq)
+    if prompt is None:
+        raise RunFormatError(f"the prompt of {stimulus.rid!r} was not recorded, so nothing behind it can be rebuilt")
+    facts = parse_json(stimulus.detail)
+    request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
+    facts["stop"] = tuple(facts["stop"])
+    facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
+    assert stimulus.rid is not None
+    return Request(rid=stimulus.rid, prompt=prompt, sampling=SamplingParams(**facts), **request)

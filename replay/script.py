@@ -1,0 +1,159 @@
+"""What a scheduler was fed, as a part of a log tells it: the script that a re-run follows."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+from schedscope.engine import tokens
+from schedscope.engine.errors import RunFormatError
+from schedscope.engine.scheduler import Finish
+from schedscope.recorder.files import Within
+from schedscope.recorder.rows import Row
+from schedscope.recorder.schema import TABLES
+from schedscope.replay.columns import Readable, first_items, packed_lists, rows_of, values_of
+
+STIMULI = frozenset({"arrive", "abort", "flush"})
+
+
+class Stimulus(NamedTuple):
+    """Something that reached the scheduler from outside between two steps."""
+
+    seq: int
+    step: int
+    time: float
+    kind: str
+    rid: str | None
+    detail: str | None
+
+
+class Turn(NamedTuple):
+    """A step as it was recorded: all that a re-run needs, and no outcome but its pass."""
+
+    step: int
+    seq: int
+    kind: str
+    pass_number: int | None
+    repeats: int
+    """Idle steps that it stands for."""
+    now: float
+    reports: str | None
+
+
+class Script(NamedTuple):
+    """The stimuli of a part, in recorded order."""
+
+    turns: Sequence[Turn]
+    stimuli: Sequence[Stimulus]
+    prompts: Mapping[int, bytes]
+    """Packed tokens by tick of the arrival."""
+    outputs: Mapping[int, Mapping[str, int]]
+    """Sampled tokens by step and rid."""
+    finishes: Mapping[int, Mapping[str, Finish]]
+    """Why requests ended, by step and rid."""
+    ticks: Sequence[int]
+    """Of everything in the part, ascending. The recorder left out none."""
+
+
+_STEPS = 2_048
+"""Steps of a piece."""
+_FOREVER = 2**62
+
+_TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
+_EVENT = ("seq", "step", "time", "kind", "rid", "detail")
+_OTHERS = ("passes", "checkpoints")
+"""Tables that have ticks of their own, but nothing that a re-run follows."""
+_TOKENS = ("seq", "step", "rid", "position", "ids")
+
+
+def read_scripts(part: Readable, after: int = 0, until: int | None = None) -> Iterator[Script]:
+    """The script of a part on disk, in pieces that fit into memory whatever the part's size.
+
+    Args:
+        after: tick behind which to begin.
+        until: tick of the last step that is of interest.
+
+    Raises RunFormatError.
+    """
+    ticks = values_of(part.table("steps", ("seq",)).column("seq"))
+    begin, end = bisect_right(ticks, after), len(ticks) if until is None else bisect_right(ticks, until)
+    ends = [*ticks[begin + _STEPS - 1 : end : _STEPS], _FOREVER if until is None else until]
+    for first, last in pairwise([after, *ends]):
+        if first < last:
+            yield _read_script(part, Within("seq", first + 1, last))
+
+
+def _read_script(part: Readable, within: Within) -> Script:
+    # An output has the tick of what was told before it, which may be the step before.
+    found = part.table("tokens", _TOKENS, within._replace(first=within.first - 1))
+    begins = pc.equal(found.column("position"), 0)
+    prompts = found.filter(begins)
+    texts = dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
+    said = found.filter(pc.invert(begins))
+    of, rids = values_of(said.column("step")), values_of(said.column("rid"))
+    ids = first_items(said.column("ids"))
+    ends = [i for i, (step, after) in enumerate(pairwise(of), start=1) if step != after]
+    outputs = {
+        of[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
+        for start, end in pairwise([0, *ends, len(of)])
+        if start < end
+    }
+    others = [tick for table in _OTHERS for (tick,) in rows_of(part, table, ("seq",), within)]
+    steps, events = rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within)
+    return _script(steps, events, others, texts, outputs)
+
+
+def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
+    """The script of a journal's rows. Raises RunFormatError."""
+    prompts = {}
+    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for tick, step, rid, position, ids in rows.get("tokens", ()):
+        if position == 0:
+            prompts[tick] = tokens.encode(ids)
+        else:
+            outputs[step][rid] = ids[-1]
+    others = [tick for table in _OTHERS for (tick,) in _picked(rows, table, ("seq",))]
+    return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), others, prompts, outputs)
+
+
+def _picked(rows: Mapping[str, Sequence[Row]], table: str, names: Sequence[str]) -> Iterable[Row]:
+    all_names = TABLES[table].names[1:]
+    places = [all_names.index(name) for name in names]
+    return (tuple([row[i] for i in places]) for row in rows.get(table, ()))
+
+
+def _script(
+    steps: Iterable[Row],
+    events: Iterable[Row],
+    others: Iterable[int],
+    prompts: Mapping[int, bytes],
+    outputs: Mapping[int, Mapping[str, int]],
+) -> Script:
+    ticks = set(others)
+    stimuli = []
+    finishes: defaultdict[int, dict[str, Finish]] = defaultdict(dict)
+    for row in events:
+        event = Stimulus(*row)
+        ticks.add(event.seq)
+        if event.kind in STIMULI:
+            stimuli.append(event)
+        elif event.kind == "finish":
+            detail = parse_json(event.detail)
+            assert event.rid is not None
+            finishes[event.step][event.rid] = Finish(detail["kind"], detail["detail"])
+    turns = [Turn(*row) for row in steps]
+    ticks.update(turn.seq for turn in turns)
+    return Script(turns, stimuli, prompts, outputs, finishes, sorted(ticks))
+
+
+def parse_json(text: str | None) -> Any:
+    """A column that holds JSON. Raises RunFormatError."""
+    try:
+        return json.loads(text or "")
+    except (TypeError, ValueError):
+        raise RunFormatError(f"not JSON where it should be: {text!r}") from None
