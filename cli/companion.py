@@ -9,8 +9,8 @@ from pathlib import Path
 
 from schedscope.engine.errors import SchedscopeError
 from schedscope.recorder.companion import Companion
-from schedscope.recorder.manifest import create_run
 from schedscope.recorder.salvage import salvage
+from schedscope.recorder.upload import begin_run
 from schedscope.replay.shadow import follow
 
 
@@ -19,11 +19,13 @@ def main(folder: str, *command: str) -> int:
     logging.basicConfig(format="schedscope: %(message)s")
     try:
         salvage()
-        run_dir = create_run(folder, Path(command[0]).name if command else "run", command=list(command))
+        run_dir, uploader = begin_run(folder, Path(command[0]).name if command else "run", command)
         with Companion.start(run_dir, follow=follow()) as companion:
             print(json.dumps(companion.environment()), flush=True)
             sys.stdin.read()
             companion.wait_until_left()
+        if uploader is not None and (left := uploader.finish()) is not None:
+            logging.warning("%s", left)
     except SchedscopeError as error:
         print(f"schedscope: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,12 +17,13 @@ from pathlib import Path
 from rich.progress import Progress
 from schedscope.cli.options import LogDir
 from schedscope.cli.output import console, errors
+from schedscope.cli.record import finish_upload
 from schedscope.cli.replay import exit_code, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
 from schedscope.recorder.companion import Companion, Options
 from schedscope.recorder.hello import Detail
-from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.upload import begin_run
 from schedscope.replay.shadow import follow
 from schedscope.replay.summary import Summary, summarize
 
@@ -52,7 +54,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     rows = read_trace(TRACE)
     words = ["serve", f"--port={_free_port()}", *OPTIONS]
     url = f"http://127.0.0.1:{words[1].partition('=')[2]}"
-    run_dir = create_run(log or default_log_dir(), "demo", command=words)
+    run_dir, uploader = begin_run(log or default_log_dir(), "demo", words)
     console.print(f"[bold]1. Serving[/] a small model on this CPU: [dim]schedscope record -- {' '.join(words)}[/]")
     options = Options(detail=Detail(level="full"))
     with Companion.start(run_dir, options, follow()) as companion, (run_dir / "server.log").open("wb") as server_log:
@@ -72,8 +74,8 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
-    run = Run.open(run_dir)
-    console.print(f"   {report.completed} of {report.requests} answered. Recorded in {run_dir}", soft_wrap=True)
+    run = Run.open(finish_upload(uploader, run_dir))
+    console.print(f"   {report.completed} of {report.requests} answered. Recorded in {run.where}", soft_wrap=True)
     console.print("[bold]3. Replaying[/] every pass from the log, in this process.")
     verdicts = verify_run(run)
     found = summarize(run)
@@ -126,10 +128,11 @@ def _print_found(found: Summary) -> None:
 
 def _print_next(run: Run, found: Summary) -> None:
     number = found.overtaken[0].pass_number if found.overtaken else 0
+    where = shlex.quote(run.where)
     console.print()
     console.print("[bold]Type next[/]")
-    console.print(f"  schedscope replay pass {number} --run {run.path}", soft_wrap=True)
-    console.print(f"  schedscope replay pass {number} --run {run.path} --policy hrrn", soft_wrap=True)
-    console.print(f"  schedscope replay all --run {run.path}", soft_wrap=True)
+    console.print(f"  schedscope replay pass {number} --run {where}", soft_wrap=True)
+    console.print(f"  schedscope replay pass {number} --run {where} --policy hrrn", soft_wrap=True)
+    console.print(f"  schedscope replay all --run {where}", soft_wrap=True)
     console.print("  schedscope serve --help")
     console.print()

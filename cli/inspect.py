@@ -35,7 +35,7 @@ def inspect(run: RunName = None, /, *, log: LogDir = None, table: str | None = N
     if json:
         print_json("schedscope.inspect/1", _json(found))
         return 0
-    console.print(Text(printable(str(found.path)), style="bold"), soft_wrap=True)
+    console.print(Text(printable(found.where), style="bold"), soft_wrap=True)
     console.print(
         f"{found.status}; log version {found.version}, written by schedscope {found.schedscope}; "
         f"{_size(found.bytes)}, {found.bytes_per_decision:.1f} bytes a decision",
@@ -112,7 +112,7 @@ def _size(count: int) -> str:
 
 def _json(found: Footprint) -> dict[str, Any]:
     return {
-        "run": str(found.path),
+        "run": found.where,
         "status": found.status,
         "version": found.version,
         "schedscope": found.schedscope,

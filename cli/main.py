@@ -25,6 +25,7 @@ COMMANDS = {
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
     "inspect": ("inspect:inspect", "Show what a run takes on disk, by table and column, and what it is missing."),
+    "upload": ("upload:upload", "Upload what recordings could not."),
 }
 for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)

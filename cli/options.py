@@ -11,8 +11,17 @@ from schedscope.engine.errors import ConfigError
 Switch = Annotated[bool, Parameter(negative="")]
 """Given or not; there is no `--no-...`."""
 Settings = Annotated[list[str] | None, Parameter(name="--set", negative="")]
-RunName = Annotated[str | None, Parameter(help="Path or name of a run; by default the newest.")]
-LogDir = Annotated[Path | None, Parameter(help="Folder of runs; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs.")]
+RunName = Annotated[str | None, Parameter(help="Path, URL or name of a run; by default the newest.")]
+LogDir = Annotated[
+    str | None,
+    Parameter(
+        help="Folder of runs, or s3://BUCKET/PREFIX and the like; by default $SCHEDSCOPE_LOG_DIR or ./schedscope-logs."
+    ),
+]
+Spool = Annotated[
+    Path | None,
+    Parameter(help="Folder where runs wait that are on their way to an object store; by default in the cache."),
+]
 
 
 def parse_settings(words: list[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from schedscope.cli.options import LogDir, RunName
 from schedscope.cli.output import console, print_json
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.schema import TABLES
 from schedscope.replay.describe import printable
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -45,7 +46,8 @@ def query(
     recorded = Run.open(resolve_run(run, log))
     if format == "parquet" and output is None:
         raise UsageError("query: --format parquet needs --output FILE")
-    connection = recorded.connect()
+    named = [table for table in TABLES if table in sql.lower()]
+    connection = recorded.connect(named or TABLES)
     try:
         relation = connection.sql(sql)
         if relation is None:
@@ -58,7 +60,7 @@ def query(
     elif format == "csv":
         pa.csv.write_csv(_plain(answer), sys.stdout.buffer)
     elif format == "json":
-        print_json("schedscope.query/1", {"run": str(recorded.path), "rows": _rows(answer)})
+        print_json("schedscope.query/1", {"run": recorded.where, "rows": _rows(answer)})
     else:
         console.print(_table(answer))
     return 0

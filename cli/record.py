@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Annotated
 
 from cyclopts import Parameter
-from schedscope.cli.options import LogDir
+from schedscope.cli.options import LogDir, Spool
 from schedscope.cli.output import errors, gap_words
 from schedscope.engine.errors import ServerError, UsageError
 from schedscope.recorder.companion import Companion, Durability, Options
@@ -24,11 +25,11 @@ from schedscope.recorder.control import Control
 from schedscope.recorder.hashing import KEY_BYTES
 from schedscope.recorder.hello import Detail, Level, OnFull, Tokens
 from schedscope.recorder.keep import parse_keep, parse_size
-from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.trigger import Trigger
+from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
 from schedscope.replay.shadow import ALONE_S, follow
 
 NOT_FOUND = 127
@@ -109,7 +110,7 @@ _SHORT = Limits(seconds=5.0)
 """Segments for a flight recorder: how exactly it keeps and drops."""
 
 
-def record(*command: str, log: LogDir = None, name: str | None = None, how: How = How()) -> int:
+def record(*command: str, log: LogDir = None, name: str | None = None, spool: Spool = None, how: How = How()) -> int:
     """Run a command and record every scheduling pass of the schedulers it starts.
 
     Ctrl-C and SIGTERM go to the command; when it has ended, the run is sealed. Prints the run's path as its last
@@ -126,22 +127,39 @@ def record(*command: str, log: LogDir = None, name: str | None = None, how: How 
         raise UsageError("record: give the command to run, such as: schedscope record -- serve --port 30000")
     options = how.options()
     salvage()
-    run_dir = create_run(log or default_log_dir(), name or Path(command[0]).name, command=list(command))
+    run_dir, uploader = begin_run(log or default_log_dir(), name or Path(command[0]).name, command, spool)
     try:
         code = run_recorded(command, run_dir, options, how.control)
     except (ServerError, UsageError):
-        shutil.rmtree(run_dir)
+        if uploader is None:
+            shutil.rmtree(run_dir)
+        else:
+            uploader.discard()
         raise
     summary = Run.open(run_dir)
     passes = sum(summary.passes(rank).count for rank in summary.ranks)
-    if not summary.ranks:
+    recorded, gaps = bool(summary.ranks), summary.gaps
+    where = finish_upload(uploader, run_dir)
+    if not recorded:
         errors.print("[yellow]Nothing was recorded[/]: no scheduler of this command reported to the recorder.")
     else:
-        errors.print(f"Recorded {passes:,} passes. Next: schedscope replay all --run {run_dir}", markup=False)
-    for gap in summary.gaps:
+        next_words = f"schedscope replay all --run {shlex.quote(where)}"
+        errors.print(f"Recorded {passes:,} passes. Next: {next_words}", markup=False, soft_wrap=True)
+    for gap in gaps:
         errors.print(f"gap: {gap_words(gap)}", markup=False, soft_wrap=True)
-    print(run_dir, flush=True)
+    print(where, flush=True)
     return code
+
+
+def finish_upload(uploader: Uploader | None, run_dir: Path) -> str:
+    """Upload what is left of a run, if it is to go anywhere. Returns where it is now; says so if it had to stay."""
+    if uploader is None:
+        return str(run_dir)
+    left = uploader.finish(PATIENCE_S)
+    if left is None:
+        return uploader.parcel.url_of(run_dir)
+    errors.print(f"Not uploaded: {left}", style="yellow", markup=False, soft_wrap=True)
+    return str(run_dir)
 
 
 def run_recorded(command: Sequence[str], run_dir: Path, options: Options, control: str | None = None) -> int:

@@ -88,7 +88,7 @@ def every_pass(
     verdicts = verify_run(recorded, rank, jobs)
     if json:
         body = {
-            "run": str(recorded.path),
+            "run": recorded.where,
             "passes": sum(verdict.passes for verdict in verdicts),
             "decisions": sum(verdict.decisions for verdict in verdicts),
             "identical": exit_code(verdicts) == 0,
@@ -114,7 +114,7 @@ def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict
     """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
     ranks = run.ranks if rank is None else [rank]
     if not ranks:
-        raise RunNotFoundError(f"{run.path}: nothing was recorded in this run")
+        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
     verdicts = []
     with _progress() as progress:
         for each in ranks:
@@ -189,7 +189,7 @@ def _print_verdict(verdict: Verdict) -> None:
 
 
 def _where(run: Run, rank: int) -> dict[str, Any]:
-    return {"run": str(run.path), "rank": rank}
+    return {"run": run.where, "rank": rank}
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:

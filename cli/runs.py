@@ -10,6 +10,7 @@ from rich.text import Text
 from schedscope.cli.options import LogDir, Switch
 from schedscope.cli.output import console, print_json
 from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
+from schedscope.recorder.store import shown_url
 from schedscope.replay.describe import printable
 
 
@@ -23,11 +24,12 @@ def runs(*, log: LogDir = None, json: Switch = False) -> int:
     """
     folder = log or default_log_dir()
     found = find_runs(folder)
+    shown = shown_url(str(folder))
     if json:
-        print_json("schedscope.runs/1", {"log": str(folder), "runs": [_json(info) for info in found]})
+        print_json("schedscope.runs/1", {"log": shown, "runs": [_json(info) for info in found]})
         return 0
     if not found:
-        console.print(f"No runs in {folder}. Record one: schedscope record -- serve", markup=False)
+        console.print(f"No runs in {shown}. Record one: schedscope record -- serve", markup=False)
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "created", "status"):
@@ -49,4 +51,5 @@ def runs(*, log: LogDir = None, json: Switch = False) -> int:
 
 
 def _json(info: RunInfo) -> dict[str, Any]:
-    return {**dataclasses.asdict(info), "path": str(info.path)}
+    facts = dataclasses.asdict(info)
+    return {**facts, "path": facts.pop("where")}

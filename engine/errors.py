@@ -60,3 +60,17 @@ class ServerError(SchedscopeError):
     """A server that can't be started or reached. Exit code 9."""
 
     exit_code = 9
+
+
+class StoreError(SchedscopeError):
+    """An object store that can't be reached, has no such bucket, or refuses access. Exit code 10.
+
+    Args:
+        final: it answered, and would answer the same again: trying again is of no use.
+    """
+
+    exit_code = 10
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final

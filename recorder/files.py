@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.manifest import sync
+from schedscope.recorder.mirror import bring
 from schedscope.recorder.schema import Table
 
 PASS = "pass"
@@ -190,6 +191,7 @@ class TableFile:
         self.path = path
         self._facts = facts
         self._fd = -1
+        bring(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if facts is not None:

@@ -77,6 +77,8 @@ class Footprint(NamedTuple):
     """A run's sizes at one moment."""
 
     path: Path
+    where: str
+    """Its path, or its URL."""
     status: str
     version: int
     """Of the log."""
@@ -109,8 +111,10 @@ def measure(run: Run) -> Footprint:
     for _ in range(_TRIES):
         try:
             parts = [read_parts(run.path, rank) for rank in run.ranks]
+            run.bring(parts, rids=True)
             return Footprint(
                 path=run.path,
+                where=run.where,
                 status=run.status,
                 version=run.manifest.version,
                 schedscope=run.manifest.schedscope,

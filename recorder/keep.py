@@ -97,7 +97,8 @@ def freeze(run_dir: Path, kept: Kept, age: Callable[[Segment], float], since_s: 
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes on disk: without the ring, which is a link to memory."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _share(source: str, target: str) -> None:

@@ -6,10 +6,12 @@ import os
 import re
 import time
 from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from schedscope.recorder.journal import SUFFIX
+from schedscope.recorder.mirror import INDEX, Mirror, mirror_of
 
 _TRIES = 1_000
 _SETTLED_NS = 50_000_000
@@ -38,9 +40,14 @@ class Directory:
         self.path = path
         self._known: Listing | None = None
         self._changed_ns = 0
+        self._mirror = mirror_of(path.parent)
+        self._mirrored: tuple[str, ...] | None = None
+        """What `_known` was made of, in a mirror."""
 
     def look(self) -> Listing:
         """What is there now; nothing where there is no directory."""
+        if self._mirror is not None:
+            return self._look_into(self._mirror)
         if self._known is not None and self._now_ns() == self._changed_ns:
             return self._known
         self._known = None
@@ -60,6 +67,15 @@ class Directory:
     def forget(self) -> None:
         """List it anew at the next look."""
         self._known = None
+
+    def _look_into(self, mirror: Mirror) -> Listing:
+        names = mirror.segments(self.path.name)
+        if self._known is None or names is not self._mirrored:
+            self._known, self._mirrored = _sort_out(list(names)), names
+            # One that is gone by now will be missed by whoever reads it.
+            with suppress(FileNotFoundError):
+                mirror.fetch(self.path / name / INDEX for name in self._known.segments)
+        return self._known
 
     def _now_ns(self) -> int | None:
         try:

@@ -140,15 +140,16 @@ def create_run(
     *,
     command: list[str] | None = None,
     now: datetime | None = None,
+    suffix: str = "",
 ) -> Path:
     """Make the directory of a new run, `YYYYMMDD-HHMMSS-name` in UTC, with its manifest. Returns its path.
 
     Characters that don't belong in a file name become `-`; a second run of the same second and name gets a number.
-    Raises UsageError where the directory can't be made.
+    `suffix` ends the directory's name. Raises UsageError where the directory can't be made.
     """
     created = (now or datetime.now(UTC)).astimezone(UTC)
     short = re.sub(r"[^A-Za-z0-9_.+-]+", "-", name).strip("-.")[:_MAX_NAME] or "run"
-    base = f"{created:%Y%m%d-%H%M%S}-{short}"
+    base = f"{created:%Y%m%d-%H%M%S}-{short}{suffix}"
     try:
         Path(log_dir).mkdir(parents=True, exist_ok=True)
         path, count = Path(log_dir) / base, 1

@@ -18,6 +18,7 @@ from schedscope.recorder.journal import Journal, JournalTail, read_ring
 from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
+from schedscope.recorder.mirror import mirror_of
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.ring import peek
 from schedscope.recorder.schema import TABLES, Table
@@ -71,6 +72,10 @@ class Part:
         wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
         kept = within.rows(self._read(table, wanted, within))
         return kept if columns is None else kept.select(list(columns))
+
+    def file(self, table: Table) -> Path | None:
+        """The file with its rows of a table; None if there is none."""
+        return self._source.file(table) if isinstance(self._source, Segment) else None
 
     def chunks(self, name: str) -> Iterator[pa.Table]:
         """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
@@ -327,6 +332,8 @@ def list_ranks(run_dir: Path) -> list[int]:
 
 def is_recorded(run_dir: Path, *, whole: bool = True) -> bool:
     """Whether someone writes to a run: its companion, or the writer of a rank. `whole=False` asks for the latter."""
+    if (mirror := mirror_of(run_dir)) is not None:
+        return mirror.is_recorded()
     return (whole and is_held(run_dir)) or any(is_held(rank_dir(run_dir, rank)) for rank in list_ranks(run_dir))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +18,22 @@ from schedscope.recorder.files import PASS, OpenFiles, Within
 from schedscope.recorder.frame import written
 from schedscope.recorder.journal import BY_PASS, SORTED, Journal
 from schedscope.recorder.manifest import MANIFEST, Gap, Manifest, read_manifest
+from schedscope.recorder.mirror import mirror_of, mirror_run, mirror_runs
 from schedscope.recorder.parts import Part, Parts, PassRange, RankFiles, is_recorded, list_ranks
 from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.rids import RID_TABLES
 from schedscope.recorder.schema import TABLES, Table
 from schedscope.recorder.segment import Segment
+from schedscope.recorder.store import is_url, shown_url
 
 LOG_DIR_VARIABLE = "SCHEDSCOPE_LOG_DIR"
 
 _BATCH = 4_096
 _SHOWN = 5
 _TRIES = 100
+_PARALLEL = 16
+"""Questions to an object store at a time."""
 
 _Found = TypeVar("_Found")
 
@@ -35,28 +41,39 @@ _Found = TypeVar("_Found")
 class Run:
     """A run. Every call looks at the files as they are then; while recording, later calls see more.
 
-    Raises RunFormatError, naming the file, from any method that reads one it can't.
+    Raises RunFormatError, naming the file, from any method that reads one it can't; of a run in an object store also
+    StoreError.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         """Use `open`."""
         self.path = path
         self._manifest = manifest
+        self._mirror = mirror_of(path)
         self._files = OpenFiles()
         self._ranks: dict[int, RankFiles] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Open a run's directory. Raises RunNotFoundError, RunFormatError."""
-        path = Path(path)
+        """Open a run's directory, or its URL in an object store. Raises RunNotFoundError, RunFormatError."""
+        path = mirror_run(path).path if is_url(path) else Path(path)
+        if (mirror := mirror_of(path)) is not None:
+            mirror.refresh()
         return cls(path, read_manifest(path))
 
     @property
     def manifest(self) -> Manifest:
         """The manifest, as it is now."""
         if self._manifest.status != "sealed":
+            if self._mirror is not None:
+                self._mirror.refresh()
             self._manifest = read_manifest(self.path)
         return self._manifest
+
+    @property
+    def where(self) -> str:
+        """Its path, or its URL, for people and for the next command."""
+        return str(self.path) if self._mirror is None else shown_url(self._mirror.url)
 
     @property
     def status(self) -> str:
@@ -121,12 +138,13 @@ class Run:
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
         within = None if passes is None or name not in SORTED else Within(PASS, *passes)
-        pieces = [
-            piece
-            for parts in self._chosen(rank)
-            for part in (parts if passes is None else parts.of_passes(*passes))
-            if (piece := part.table(name, columns, within)).num_rows
+        chosen = [
+            part for parts in self._chosen(rank) for part in (parts if passes is None else parts.of_passes(*passes))
         ]
+        if self._mirror is not None:
+            with suppress(FileNotFoundError):  # merged meanwhile: `Part.table` knows
+                self._mirror.fetch(file for part in chosen if (file := part.file(table)) is not None)
+        pieces = [piece for part in chosen if (piece := part.table(name, columns, within)).num_rows]
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
     def rows(self, name: str, rank: int | None = None) -> Iterator[dict[str, Any]]:
@@ -163,25 +181,32 @@ class Run:
         if rank is not None:
             self._check_rank(rank)
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
+        with suppress(FileNotFoundError):  # merged meanwhile: `_look` knows
+            self.bring(self._chosen(rank) if self._mirror is not None else (), (), rids=True)
         for each in self.ranks if rank is None else [rank]:
             rows = self._look(each, partial(_request_rows, rid=written(rid)))
             for name in RID_TABLES:
                 found[name] += rows[name]
         if not any(found.values()):
             where = "" if rank is None else f"rank {rank} of "
-            raise RunNotFoundError(f"no request {rid!r} in {where}run {self.path}")
+            raise RunNotFoundError(f"no request {rid!r} in {where}run {self.where}")
         return found
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
+    def connect(self, tables: Iterable[str] = TABLES) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection with a view per table, all of the same moment: they don't grow with the run.
 
         While a run is recorded its segments are merged, and the files behind the views go away a minute later. So
         don't keep a connection to a live run, make a new one.
+
+        Args:
+            tables: those that will be asked for; of a run in an object store, they are fetched.
         """
+        wanted = [_table(name) for name in tables]
         for _ in range(_TRIES):
             chosen = self._chosen(None)
             try:
-                return _connected(chosen)
+                self.bring(chosen, tables)
+                return _connected(chosen, wanted)
             except (duckdb.Error, FileNotFoundError) as error:
                 # Merged away between the listing and the look into it?
                 gone = isinstance(error, FileNotFoundError) or any(
@@ -192,6 +217,18 @@ class Run:
                 for files in self._ranks.values():
                     files.forget()
         raise RunFormatError(f"{self.path}: segments come and go too fast to be read")
+
+    def bring(self, parts: Iterable[Parts], tables: Iterable[str] = TABLES, *, rids: bool = False) -> None:
+        """Of a run in an object store, have these files here: many at a time, which one by one would take long.
+
+        Raises FileNotFoundError if a segment is gone.
+        """
+        if self._mirror is None:
+            return
+        wanted = [_table(name) for name in tables]
+        segments = [segment for each in parts for segment in each.segments]
+        files = [path for segment in segments for table in wanted if (path := segment.file(table)) is not None]
+        self._mirror.fetch([*files, *(s.path / RIDS for s in segments if rids and s.is_current)])
 
     def _rank(self, rank: int) -> RankFiles:
         files = self._ranks.get(rank)
@@ -218,7 +255,11 @@ class Run:
     def _chosen(self, rank: int | None) -> list[Parts]:
         if rank is not None:
             self._check_rank(rank)
-        return [self._parts(each) for each in (self.ranks if rank is None else [rank])]
+            return [self._parts(rank)]
+        if self._mirror is None:
+            return [self._parts(each) for each in self.ranks]
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            return list(pool.map(self._parts, self.ranks))
 
     def _check_rank(self, rank: int) -> None:
         if rank >= 0 and rank_dir(self.path, rank).is_dir():
@@ -226,14 +267,14 @@ class Run:
         ranks = self.ranks
         if rank not in ranks:
             known = ", ".join(map(str, ranks)) or "none yet"
-            raise RunNotFoundError(f"no rank {rank} in run {self.path}; it has: {known}")
+            raise RunNotFoundError(f"no rank {rank} in run {self.where}; it has: {known}")
 
     def _no_pass(self, rank: int, number: int) -> str:
         passes = self.passes(rank)
         has = f"it has passes {passes.first} to {passes.last}" if passes.count else "it has no pass yet"
         lost = [gap for gap in self.gaps if gap.rank == rank and gap.may_hold(number)]
         perhaps = f"; the pass may have been lost ({lost[0].reason})" if lost and number >= 0 else ""
-        return f"no pass {number} of rank {rank} in run {self.path}: {has}{perhaps}"
+        return f"no pass {number} of rank {rank} in run {self.where}: {has}{perhaps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,24 +296,41 @@ class RunInfo:
     """On disk."""
     problem: str | None = None
     """Why it can't be read."""
+    where: str = ""
+    """Its path, or its URL."""
 
 
-def default_log_dir() -> Path:
-    """Where runs are: `$SCHEDSCOPE_LOG_DIR`, else `./schedscope-logs`."""
-    return Path(os.environ.get(LOG_DIR_VARIABLE) or "schedscope-logs")
+def default_log_dir() -> Path | str:
+    """Where runs are: `$SCHEDSCOPE_LOG_DIR`, which may be a URL, else `./schedscope-logs`."""
+    return log_place(os.environ.get(LOG_DIR_VARIABLE) or "schedscope-logs")
+
+
+def log_place(text: str | Path) -> Path | str:
+    """A place of runs: a directory, or the URL of one in an object store as it is."""
+    return text if isinstance(text, str) and is_url(text) else Path(text)
 
 
 def find_runs(log_dir: str | Path | None = None) -> list[RunInfo]:
-    """The runs of a directory, newest first. One that can't be read is listed as such; no directory, no runs."""
-    return [_info(path) for path in _run_paths(_log_dir(log_dir))]
+    """The runs of a directory or URL, newest first. One that can't be read is listed as such; no directory, no runs.
+
+    Raises UsageError, StoreError for a URL that can't be looked at.
+    """
+    place = _log_dir(log_dir)
+    paths = _run_paths(place)
+    if not is_url(place):
+        return [_info(path) for path in paths]
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return list(pool.map(_info, paths))
 
 
 def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = None) -> Path:
-    """The directory of a run: by path, by name (the newest of that name), or None for the newest
+    """The directory of a run: by path or URL, by name (the newest of that name), or None for the newest
     in which anything was recorded.
 
-    A name is the directory's, with or without its date. Raises RunNotFoundError.
+    A name is the directory's, with or without its date. Raises RunNotFoundError; for a URL also UsageError, StoreError.
     """
+    if is_url(text):
+        return mirror_run(text).path
     directory = _log_dir(log_dir)
     if text is not None and (Path(text) / MANIFEST).is_file():
         return Path(text)
@@ -281,7 +339,7 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
         recorded = [path for path in paths if list_ranks(path)]
         if paths:
             return (recorded or paths)[0]
-        raise RunNotFoundError(f"no run in {directory}; record one with: schedscope record -- COMMAND")
+        raise RunNotFoundError(f"no run in {_shown(directory)}; record one with: schedscope record -- COMMAND")
     for path in paths:
         if path.name == str(text):
             return path
@@ -291,17 +349,25 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
     shown = ", ".join(path.name for path in paths[:_SHOWN]) or "no run"
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise RunNotFoundError(
-        f"no run {str(text)!r}: neither a run's directory nor a run in {directory}, which has {shown}{more}"
+        f"no run {str(text)!r}: neither a run's directory nor a run in {_shown(directory)}, which has {shown}{more}"
     )
 
 
-def _log_dir(log_dir: str | Path | None) -> Path:
-    return default_log_dir() if log_dir is None else Path(log_dir)
+def _log_dir(log_dir: str | Path | None) -> Path | str:
+    return default_log_dir() if log_dir is None else log_place(log_dir)
 
 
-def _run_paths(log_dir: Path) -> list[Path]:
+def _shown(place: Path | str) -> str:
+    return shown_url(place) if isinstance(place, str) else str(place)
+
+
+def _run_paths(place: Path | str) -> list[Path]:
     """Run directories, newest first."""
-    return sorted((path.parent for path in log_dir.glob(f"*/{MANIFEST}")), key=_age, reverse=True)
+    if isinstance(place, str):
+        paths = [mirror.path for mirror in mirror_runs(place)]
+    else:
+        paths = [path.parent for path in place.glob(f"*/{MANIFEST}")]
+    return sorted(paths, key=_age, reverse=True)
 
 
 def _age(path: Path) -> tuple[str, str]:
@@ -319,18 +385,21 @@ def _name(path: Path) -> str | None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of all files; while a run is recorded they come and go."""
+    """Bytes of all files on disk; while a run is recorded they come and go. Rings are links to memory."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
             with suppress(FileNotFoundError):
-                size += Path(folder, name).stat().st_size
+                size += Path(folder, name).lstat().st_size
     return size
 
 
 def _info(path: Path) -> RunInfo:
-    size = _size(path)
+    mirror = mirror_of(path)
+    where = str(path) if mirror is None else shown_url(mirror.url)
+    size = 0
     try:
+        size = _size(path) if mirror is None else mirror.size()
         run = Run.open(path)
         totals = run.manifest.totals
         if run.manifest.status != "sealed":
@@ -344,9 +413,10 @@ def _info(path: Path) -> RunInfo:
             passes=sum(rows.get("passes", 0) for rows in totals.values()),
             requests=sum(rows.get("requests", 0) for rows in totals.values()),
             bytes=size,
+            where=where,
         )
     except SchedscopeError as error:
-        return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error))
+        return RunInfo(path, path.name, "", "unreadable", 0, 0, 0, size, str(error), where)
 
 
 def _totals(parts: Parts) -> dict[str, int]:
@@ -393,9 +463,9 @@ def _request_rows(parts: Parts, rid: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _connected(chosen: Sequence[Parts]) -> duckdb.DuckDBPyConnection:
+def _connected(chosen: Sequence[Parts], tables: Iterable[Table]) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
-    for table in TABLES.values():
+    for table in tables:
         files: list[str] = []
         older: list[pa.Table] = []
         tails: list[pa.Table] = []

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
+import msgspec
 from schedscope.recorder.frame import Kind
 from schedscope.recorder.journal import JournalWriter
+from schedscope.recorder.listing import Directory
 from schedscope.recorder.lock import hold
-from schedscope.recorder.parts import read_parts
+from schedscope.recorder.manifest import read_manifest, sealed, write_manifest
+from schedscope.recorder.parts import is_recorded, list_ranks, read_parts, summarize
+from schedscope.recorder.rank_log import rank_dir, seal_journal
 from schedscope.recorder.ring import LINK, RingReader, left_over, remove_ring
 
 log = logging.getLogger("schedscope.recorder")
@@ -59,3 +64,23 @@ def _empty(ring: RingReader) -> None:
     finally:
         writer.close()
     remove_ring(directory)
+
+
+def finish_run(run_dir: Path) -> bool:
+    """Seal a run whose recorder was killed, with what it received. Returns whether it is sealed now.
+
+    It isn't while a scheduler still holds its buffer. Call `salvage` before. Raises RunFormatError, OSError.
+    """
+    manifest = read_manifest(run_dir)
+    if manifest.status == "sealed":
+        return True
+    directories = [rank_dir(run_dir, rank) for rank in list_ranks(run_dir)]
+    if any((directory / LINK).is_symlink() for directory in directories) or is_recorded(run_dir):
+        return False
+    for directory in directories:
+        for name in Directory(directory).look().journals:
+            seal_journal(directory / name)
+    totals, gaps = summarize(run_dir, manifest)
+    ends = [msgspec.structs.replace(gap, reason="interrupted") if gap.reason == "cut" else gap for gap in gaps]
+    write_manifest(run_dir, sealed(manifest, totals, ends))
+    return True

@@ -26,11 +26,12 @@ from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import SORTED, Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.migrate import schema_of, upgrade
+from schedscope.recorder.mirror import INDEX as INDEX
+from schedscope.recorder.mirror import bring
 from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
 from schedscope.recorder.schema import TABLES, Table
 
-INDEX = "index.json"
 LEVEL = 3
 """Of zstd, where time counts."""
 
@@ -100,6 +101,7 @@ class Segment:
     def index(self) -> Index:
         """What is in it."""
         path = self.path / INDEX
+        bring(path)
         try:
             index = msgspec.json.decode(path.read_bytes(), type=Index)
         except FileNotFoundError:
@@ -212,6 +214,8 @@ class Segment:
         try:
             spans = self._rids.find(rid)
         except FileNotFoundError:
+            if not self._is_old and not self.path.is_dir():
+                raise
             if not self._is_old:
                 raise RunFormatError(f"{self.path / RIDS}: not readable: there is no such file") from None
             for name in RID_TABLES:
@@ -226,6 +230,8 @@ class Segment:
 
     @cached_property
     def _rids(self) -> RidIndex:
+        if not self._is_old:
+            bring(self.path / RIDS)
         return RidIndex(f"{self.path}/{RIDS}")
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from schedscope.recorder.sink import SOCKET_VARIABLE
 
 RECORD_VARIABLE = "SCHEDSCOPE_RECORD"
-"""Environment: the folder of runs in which to make one of this server."""
+"""Environment: the folder of runs, or their URL, in which to make one of this server."""
 
 _PROGRAM = "schedscope.cli.companion"
 
