@@ -24,9 +24,10 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
-from schedscope.recorder.companion import OPTIONS, Companion
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.hello import LEVELS, Description, Detail, Level, Source
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.options import OPTIONS
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.tracer import RunTracer

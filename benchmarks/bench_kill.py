@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from schedscope.recorder.companion import OPTIONS, Companion
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.options import OPTIONS
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.ring import remove_ring
 from schedscope.recorder.run import Run

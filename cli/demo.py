@@ -20,8 +20,9 @@ from schedscope.cli.output import console, errors
 from schedscope.cli.record import finish_upload
 from schedscope.cli.replay import exit_code, print_verdicts, verify_run
 from schedscope.engine.errors import ServerError
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.hello import Detail
+from schedscope.recorder.options import Options
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.upload import begin_run
 from schedscope.replay.shadow import follow

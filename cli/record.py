@@ -20,11 +20,12 @@ from cyclopts import Parameter
 from schedscope.cli.options import LogDir, Spool
 from schedscope.cli.output import errors, gap_words
 from schedscope.engine.errors import ServerError, UsageError
-from schedscope.recorder.companion import Companion, Durability, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.control import Control
 from schedscope.recorder.hashing import KEY_BYTES
 from schedscope.recorder.hello import Detail, Level, OnFull, Tokens
 from schedscope.recorder.keep import parse_keep, parse_size
+from schedscope.recorder.options import Durability, Options
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
@@ -171,7 +172,7 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     if words[0] in OWN_COMMANDS:
         words = [sys.executable, "-m", "schedscope.cli.main", *words]
     # What is kept must begin with a checkpoint that stands alone.
-    alone_s = ALONE_S if options.keep is None and not options.triggers else min(ALONE_S, options.limits.seconds)
+    alone_s = min(ALONE_S, options.limits.seconds) if options.is_flight_recorder else ALONE_S
     with Companion.start(run_dir, options, follow(alone_s)) as companion, ExitStack() as stack:
         if control is not None:
             errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)

@@ -19,10 +19,10 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import StepRecord, Tracer
 from schedscope.recorder.checkpoint import Checkpoint, CheckpointWriter
-from schedscope.recorder.companion import Follow, Follower
 from schedscope.recorder.manifest import Manifest
 from schedscope.recorder.rows import Row, state_facts
 from schedscope.recorder.schema import TABLES
+from schedscope.recorder.sealer import Follow, Follower
 from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.script import Script, script_of_rows
 

@@ -10,10 +10,11 @@ import pytest
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Scheduler
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.keep import Keep
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.ring import RingWriter
 from schedscope.recorder.run import Run, find_runs

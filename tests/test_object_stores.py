@@ -18,8 +18,9 @@ from rows import DECISIONS, pass_frame, row
 from schedscope.cli.main import main
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, StoreError, UsageError
 from schedscope.recorder import mirror
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.keep import Keep
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, find_runs, resolve_run
 from schedscope.recorder.sink import CompanionSink, open_sink

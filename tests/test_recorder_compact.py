@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.compact import MergeLimits, choose, compact, merge, tidy
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.files import Within
 from schedscope.recorder.frame import encode, stamp
 from schedscope.recorder.journal import JournalWriter, read_journal
+from schedscope.recorder.options import Options
 from schedscope.recorder.parts import list_segments, read_parts
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
@@ -38,7 +39,8 @@ ALL = MergeLimits(fan_in=2)
 COMPACTOR = """
 import sys
 from pathlib import Path
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
+from schedscope.recorder.options import Options
 from schedscope.recorder.compact import MergeLimits, compact
 print("ready", flush=True)
 while compact(Path(sys.argv[1]), MergeLimits(passes=int(sys.argv[2]), fan_in=2), 0.0):

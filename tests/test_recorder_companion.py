@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 from rows import DECISIONS, pass_frame
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.frame import SCHEMA_VERSION, Body, Kind, pack, stamp
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run, read_manifest
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits, rank_dir
 from schedscope.recorder.ring import LINK, remove_ring
 from schedscope.recorder.run import Run
@@ -48,7 +49,8 @@ if sys.argv[2] == "close":
 
 COMPANION = """
 import json, sys
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 options = Options(limits=Limits(passes=int(sys.argv[2])), buffer=int(sys.argv[3]), on_full=sys.argv[4])
 with Companion.start(sys.argv[1], options) as companion:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rows import pass_frame, row
 from schedscope.engine.errors import SchedscopeError, UsageError
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.frame import encode
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits, rank_dir
 from schedscope.recorder.ring import LINK
 from schedscope.recorder.run import Run

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from rows import pass_frame, row
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.companion import Companion, Options
+from schedscope.recorder.companion import Companion
 from schedscope.recorder.control import Control
 from schedscope.recorder.keep import Keep, expire, parse_keep
 from schedscope.recorder.manifest import create_run, read_manifest
+from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, DirectSink, open_sink
@@ -149,7 +150,7 @@ def test_events_in_a_row_share_a_run_and_their_number_is_limited(tmp_path: Path)
             sink.write(pass_frame(number))
             companion.keep(f"event {number}")
             companion.keep("at the same time")
-            until(lambda: not companion._events)
+            until(lambda: not companion._sealer._coming)
         sink.close()
     reasons = {read_manifest(path).kept.reason for path in kept_runs(run_dir)}  # type: ignore[union-attr]
     assert reasons == {"event 0", "event 1"}

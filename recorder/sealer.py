@@ -1,0 +1,178 @@
+"""The sealer: makes journals Parquet, in the background, and keeps or lets go of what is sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from schedscope.engine.errors import SchedscopeError
+from schedscope.recorder.compact import tidy
+from schedscope.recorder.frame import Rows
+from schedscope.recorder.journal import Journal, read_journal
+from schedscope.recorder.keep import expire, freeze
+from schedscope.recorder.manifest import Kept, Manifest, iso
+from schedscope.recorder.options import Options
+from schedscope.recorder.segment import Segment, write_segment
+
+_NICE = 19
+
+Follower = Callable[[Rows], Rows]
+"""Sees all rows of a rank, journal by journal, before they are sealed; what it returns is sealed with them."""
+Follow = Callable[[Manifest, int], Follower | None]
+"""Makes one for a rank; None: that rank needs none."""
+
+log = logging.getLogger("schedscope.recorder")
+
+
+class Event(NamedTuple):
+    """Something that is to be kept with what lies around it."""
+
+    reason: str
+    at: str
+    """UTC, ISO 8601; for people. All else goes by the monotonic clock, which never jumps."""
+    noticed: float
+    due: float
+    """When all that follows it has been recorded."""
+
+
+class Sealer:
+    """Works through what it is given in a thread of low priority, in order. What fails stays as it is, and readable.
+
+    Args:
+        manifest: the run's, as it is then.
+    """
+
+    def __init__(
+        self, run_dir: Path, options: Options, follow: Follow | None, manifest: Callable[[], Manifest]
+    ) -> None:
+        self.events = 0
+        """That were noticed."""
+        self._run_dir = run_dir
+        self._options = options
+        self._follow = follow
+        self._manifest = manifest
+        self._followers: dict[int, Follower | None] = {}
+        self._waiting: queue.SimpleQueue[Path | Event | None] = queue.SimpleQueue()
+        self._sealed_at: dict[Path, float] = {}
+        self._lock = threading.Lock()
+        self._coming: list[Event] = []
+        """Events that are not due."""
+        self._due = 0
+        """Events that are, and are not kept yet."""
+        self._is_deleted = False
+        """The run's directory is gone, and that was said."""
+        self._thread = threading.Thread(target=self._work, name="schedscope-sealer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def put(self, item: Path | Event) -> None:
+        """Have a journal sealed that nobody writes to any more, or an event kept. Any thread may call this."""
+        self._waiting.put(item)
+
+    def keep(self, reason: str) -> None:
+        """Make a run of its own of what was recorded around this moment, as soon as the time after it is over.
+
+        Events within that time share one. Any thread may call this.
+        """
+        with self._lock:
+            if self._coming:
+                return
+            self.events += 1
+            most = self._options.most_kept
+            if self.events > most:
+                if self.events == most + 1:
+                    log.warning("%d events are kept; no more will be", most)
+                return
+            now = time.monotonic()
+            self._coming.append(Event(reason, iso(datetime.now(UTC)), now, now + self._options.after_s))
+
+    def take_due(self, now: float) -> list[Event]:
+        """Events whose time after is over: to be put behind everything that was recorded up to now."""
+        with self._lock:
+            due = [event for event in self._coming if event.due <= now]
+            self._coming = [event for event in self._coming if event.due > now]
+            self._due += len(due)
+        return due
+
+    def stop(self, directories: Sequence[Path]) -> None:
+        """Finish what is waiting, then merge what is left small in the directories of ranks."""
+        self._waiting.put(None)
+        self._thread.join()
+        if not self._options.is_flight_recorder:
+            for directory in directories:
+                tidy(directory, grace_s=0.0, final=True)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (item := self._waiting.get()) is not None:
+            try:
+                if isinstance(item, Event):
+                    self._freeze(item)
+                else:
+                    self._seal(item)
+            except (OSError, SchedscopeError) as error:
+                self._warn(item, error)
+            except Exception:
+                log.exception("can't seal %s; it stays as it is and can be read", item)
+
+    def _warn(self, item: Path | Event, error: Exception) -> None:
+        if self._run_dir.exists():
+            log.warning("can't seal %s now; it stays as it is and can be read: %s", item, error)
+        elif not self._is_deleted:
+            log.warning("%s was deleted: what is recorded from now on is lost; serving goes on", self._run_dir)
+            self._is_deleted = True
+
+    def _seal(self, path: Path) -> None:
+        journal = read_journal(path)
+        self._add_rows(journal)
+        self._sealed_at[write_segment(journal).path] = time.monotonic()
+        for trigger in self._options.triggers:
+            if (reason := trigger.check(journal.rows)) is not None:
+                self.keep(reason)
+        with self._lock:
+            needed = self._coming or self._due
+        if self._options.keep is not None and not needed:
+            for segment in expire(self._run_dir, journal.rank, self._options.keep, self._age):
+                self._sealed_at.pop(segment.path, None)
+        if not self._options.is_flight_recorder:
+            tidy(path.parent)
+
+    def _add_rows(self, journal: Journal) -> None:
+        """Add what the rank's follower makes of a journal."""
+        if journal.rank not in self._followers:
+            self._followers[journal.rank] = self._follow and self._follow(self._manifest(), journal.rank)
+        follower = self._followers[journal.rank]
+        if follower is not None:
+            for table, rows in follower(journal.rows).items():
+                journal.rows[table] = sorted([*journal.rows.get(table, ()), *rows])
+
+    def _age(self, segment: Segment) -> float:
+        """Seconds since it was sealed."""
+        return time.monotonic() - self._sealed_at.get(segment.path, 0.0)
+
+    def _freeze(self, event: Event) -> None:
+        kept = Kept(
+            run=self._run_dir.name,
+            reason=event.reason,
+            at=event.at,
+            before_s=self._options.before_s,
+            after_s=self._options.after_s,
+        )
+        try:
+            since_s = time.monotonic() - event.noticed + self._options.before_s
+            path = freeze(self._run_dir, kept, self._age, since_s)
+        finally:
+            with self._lock:
+                self._due -= 1
+        log.warning("kept %s: %s", path, event.reason)
