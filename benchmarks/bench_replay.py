@@ -30,6 +30,7 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.tracer import Event, Tracer
 from schedscope.engine.view import View
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import Journal
@@ -39,7 +40,6 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import Segment, write_segment
-from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.replayer import Replayer

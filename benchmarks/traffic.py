@@ -14,10 +14,11 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.tokens import TOKEN_BYTES
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.sink import DirectSink, Sink
+from schedscope.recorder.sink import Sink
 from schedscope.recorder.tracer import RunTracer
 
 STEP_S = 0.012

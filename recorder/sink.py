@@ -15,10 +15,9 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
-from schedscope.engine.errors import SchedscopeError
 from schedscope.recorder.frame import (
     HEADER_BYTES,
     SCHEMA_VERSION,
@@ -26,14 +25,10 @@ from schedscope.recorder.frame import (
     FrameReader,
     Kind,
     pack,
-    parse_header,
     stamp,
 )
 from schedscope.recorder.hello import Description, Detail, Hello, Refusal, Welcome
 from schedscope.recorder.ring import RingWriter
-
-if TYPE_CHECKING:
-    from schedscope.recorder.rank_log import Limits
 
 RUN_VARIABLE = "SCHEDSCOPE_RUN"
 """Environment: the directory of the run that is being recorded."""
@@ -43,7 +38,7 @@ SOCKET_VARIABLE = "SCHEDSCOPE_RECORD_SOCKET"
 _RETRY_S = 0.0005
 _CONNECT_S = 5.0
 _CLOSE_S = 10.0
-_ENDED = "recording of rank %d ended at frame %d, serving goes on: %s"
+ENDED = "recording of rank %d ended at frame %d, serving goes on: %s"
 
 log = logging.getLogger("schedscope.recorder")
 
@@ -90,38 +85,18 @@ class CompanionSink:
         self._rank = rank
         self._ring = RingWriter(Path(welcome.ring))
         self._patience_s = block_s if welcome.on_full == "block" else 0.0
-        self._detail, self._key = welcome.detail, welcome.key
-        self._attached = True
+        self.detail, self.key = welcome.detail, welcome.key
+        self.attached = True
+        self.dropped = 0
         self._stalled = False
         """A frame has waited in vain, and there was no room since."""
         self._frames = 0
-        self._dropped = 0
         _OPEN.add(self)
         atexit.register(self.close)
 
-    @property
-    def attached(self) -> bool:
-        """Whether frames still go to the companion."""
-        return self._attached
-
-    @property
-    def dropped(self) -> int:
-        """Frames for which there was no room."""
-        return self._dropped
-
-    @property
-    def detail(self) -> Detail:
-        """What to record."""
-        return self._detail
-
-    @property
-    def key(self) -> bytes:
-        """Of hashed tokens."""
-        return self._key
-
     def write(self, body: Body) -> None:
         """Number the frame and hand it over, or drop it."""
-        if not self._attached:
+        if not self.attached:
             return
         try:
             record = stamp(body, self._frames)
@@ -137,13 +112,13 @@ class CompanionSink:
     def close(self) -> None:
         """Say that nothing comes behind, the last frame's number included; waits at most ten seconds for room."""
         atexit.unregister(self.close)
-        if not self._attached:
+        if not self.attached:
             return
         try:
             end = pack(Kind.END, b"", self._frames)
             if not self._ring.write(end) and not self._wait(end, _CLOSE_S):
                 raise TimeoutError(f"the companion did not make room for the end within {_CLOSE_S:.0f} s")
-            self._attached = False
+            self.attached = False
             self._let_go()
         except Exception as error:
             self._detach(error)
@@ -162,13 +137,13 @@ class CompanionSink:
     def _drop(self, size: int) -> None:
         if self._is_alone():
             raise ConnectionError("the companion is gone, and its buffer is full")
-        if not self._dropped:
+        if not self.dropped:
             room = "is too big for" if size > self._ring.capacity else "finds no room in"
             log.warning(
                 "rank %d: records are being lost: a frame of %d bytes %s the buffer of %d; see --buffer and --on-full",
                 *(self._rank, size, room, self._ring.capacity),
             )
-        self._dropped += 1
+        self.dropped += 1
 
     def _is_alone(self) -> bool:
         """Whether the companion is gone."""
@@ -180,12 +155,12 @@ class CompanionSink:
             return True
 
     def _detach(self, error: BaseException) -> None:
-        if not self._attached:
+        if not self.attached:
             return
-        self._attached = False
+        self.attached = False
         atexit.unregister(self.close)
         self._let_go()
-        log.warning(_ENDED, self._rank, self._frames, error or repr(error))
+        log.warning(ENDED, self._rank, self._frames, error or repr(error))
 
     def _let_go(self) -> None:
         _OPEN.discard(self)
@@ -194,7 +169,7 @@ class CompanionSink:
 
     def _abandon(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._attached = False
+        self.attached = False
         self._let_go()
 
 
@@ -207,106 +182,6 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
-
-
-class DirectSink:
-    """Writes the run's files itself, at once: for tests and programs that are their own companion.
-
-    `write` does file I/O and now and then seals a segment. The last rank that closes seals the run.
-
-    Args:
-        run_dir: made by `create_run`. Raises RunNotFoundError, RunFormatError if it isn't.
-        rank: raises FileExistsError if the run has it already.
-    """
-
-    def __init__(
-        self,
-        run_dir: str | Path,
-        rank: int,
-        description: Description | None = None,
-        limits: Limits | None = None,
-        detail: Detail | None = None,
-        key: bytes = b"",
-    ) -> None:
-        # Only here: a process with a companion needs no Arrow.
-        from schedscope.recorder.manifest import read_manifest, update_manifest
-        from schedscope.recorder.rank_log import LIMITS, RankLog, seal_journal
-
-        self._run_dir = Path(run_dir)
-        self._rank = rank
-        self._detail, self._key = detail or Detail(), key
-        self._frames = 0
-        read_manifest(self._run_dir)
-        self._log = RankLog(self._run_dir, rank, seal_journal, limits or LIMITS)
-        self._attached = True
-        try:
-            described = description or Description()
-            update_manifest(self._run_dir, lambda manifest: manifest.with_rank(rank, described, self._detail))
-        except BaseException:
-            self._log.release()
-            raise
-
-    @property
-    def attached(self) -> bool:
-        """Whether frames are still written."""
-        return self._attached
-
-    @property
-    def dropped(self) -> int:
-        """Always 0: it writes or ends."""
-        return 0
-
-    @property
-    def detail(self) -> Detail:
-        """What to record."""
-        return self._detail
-
-    @property
-    def key(self) -> bytes:
-        """Of hashed tokens."""
-        return self._key
-
-    def write(self, body: Body) -> None:
-        """Write the frame to the journal."""
-        if not self._attached:
-            return
-        try:
-            self._append(stamp(body, self._frames))
-            self._frames += 1
-        except Exception as error:
-            self._detach(error)
-
-    def close(self) -> None:
-        """Seal the rank, and the run if no other rank is being written."""
-        if not self._attached:
-            return
-        try:
-            self._append(pack(Kind.END, b"", self._frames))
-            self._log.close()
-            self._log.release()
-            self._seal_run()
-            self._attached = False
-        except Exception as error:
-            self._detach(error)
-
-    def _append(self, record: bytes) -> None:
-        self._log.append(parse_header(record), record)
-
-    def _seal_run(self) -> None:
-        from schedscope.recorder.manifest import Manifest, sealed, update_manifest
-        from schedscope.recorder.parts import is_recorded, summarize
-
-        def change(manifest: Manifest) -> Manifest:
-            if is_recorded(self._run_dir, whole=False):
-                return manifest
-            return sealed(manifest, *summarize(self._run_dir, manifest))
-
-        update_manifest(self._run_dir, change)
-
-    def _detach(self, error: BaseException) -> None:
-        self._attached = False
-        self._log.release()
-        log.warning(_ENDED, self._rank, self._frames, error or repr(error))
 
 
 def open_sink(
@@ -330,7 +205,7 @@ def open_sink(
         hello = Hello(version=SCHEMA_VERSION, rank=rank, description=description or Description())
         sock.sendall(pack(Kind.HELLO, msgspec.msgpack.encode(hello, enc_hook=repr)))
         return CompanionSink(sock, rank, _answer(sock), block_s=block_s)
-    except (OSError, ValueError, SchedscopeError) as error:
+    except Exception as error:
         sock.close()
         log.warning("rank %d is not recorded: the companion at %s: %s", rank, address, error)
         return None

@@ -12,10 +12,10 @@ from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import LIMITS, Limits
-from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 
 STEP_S = 0.01

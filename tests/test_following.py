@@ -29,14 +29,20 @@ CONFIG = SchedulerConfig(schedule_policy="lpm", page_size=4, max_total_tokens=60
 SMALL = Limits(passes=20)
 
 
+def scheduler_of(companion: Companion) -> tuple[Scheduler, RunTracer]:
+    """A scheduler that a companion records."""
+    described = Description(source=Source("simulation", "1"), config=CONFIG.to_dict())
+    sink = open_sink(0, described, environ=companion.environment())
+    assert isinstance(sink, CompanionSink)
+    tracer = RunTracer(sink)
+    scheduler = Scheduler(CONFIG, tracer)
+    tracer.attach(scheduler)
+    return scheduler, tracer
+
+
 def record(run_dir: Path, options: Options, requests: int = 150, seed: int = 4) -> None:
     with Companion.start(run_dir, options, follow(alone_s=0.5)) as companion:
-        described = Description(source=Source("simulation", "1"), config=CONFIG.to_dict())
-        sink = open_sink(0, described, environ=companion.environment())
-        assert isinstance(sink, CompanionSink)
-        tracer = RunTracer(sink)
-        scheduler = Scheduler(CONFIG, tracer)
-        tracer.attach(scheduler)
+        scheduler, tracer = scheduler_of(companion)
         drive(scheduler, Workload(seed, outputs=(5, 60)), requests)
         tracer.close()
 
@@ -72,14 +78,8 @@ def test_what_was_kept_around_an_event_replays(tmp_path: Path) -> None:
     run_dir = create_run(tmp_path)
     options = Options(limits=SMALL, after_s=0.0, before_s=3600)
     with Companion.start(run_dir, options, follow(alone_s=0.1)) as companion:
-        described = Description(source=Source("simulation", "1"), config=CONFIG.to_dict())
-        sink = open_sink(0, described, environ=companion.environment())
-        assert isinstance(sink, CompanionSink)
-        tracer = RunTracer(sink)
-        scheduler = Scheduler(CONFIG, tracer)
-        tracer.attach(scheduler)
-        workload = Workload(9)
-        drive(scheduler, workload, 60)
+        scheduler, tracer = scheduler_of(companion)
+        drive(scheduler, Workload(9), 60)
         companion.keep("here")
         deadline = time.monotonic() + 20
         while len(find_runs(tmp_path)) < 2:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.compact import MergeLimits, choose, compact, merge, tidy
 from schedscope.recorder.companion import Companion
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.files import Within
 from schedscope.recorder.frame import encode, stamp
 from schedscope.recorder.journal import JournalWriter, read_journal
@@ -29,7 +30,7 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import write_segment
-from schedscope.recorder.sink import DirectSink, open_sink
+from schedscope.recorder.sink import open_sink
 from test_recorder_run import DECISIONS, numbers, pass_frame, record, row, run_dir
 
 __all__ = ["run_dir"]

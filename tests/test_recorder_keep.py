@@ -18,12 +18,13 @@ from rows import pass_frame, row
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.control import Control
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.keep import Keep, expire, parse_keep
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, find_runs
-from schedscope.recorder.sink import CompanionSink, DirectSink, open_sink
+from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.trigger import Trigger
 
 SOON_S = 20.0

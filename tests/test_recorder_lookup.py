@@ -15,6 +15,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.recorder import journal, rids
 from schedscope.recorder.compact import MergeLimits, tidy
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.frame import encode, stamp, written
 from schedscope.recorder.journal import JournalTail, JournalWriter, read_journal
 from schedscope.recorder.parts import list_segments
@@ -23,7 +24,6 @@ from schedscope.recorder.rids import RidIndex, RidSpans
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.recorder.segment import Segment, write_segment
-from schedscope.recorder.sink import DirectSink
 from simulation import record as simulate
 from test_recorder_run import pass_frame, record, row, run_dir
 

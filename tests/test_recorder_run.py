@@ -16,6 +16,7 @@ import duckdb
 import pytest
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder import rank_log
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.frame import Body, encode, parse_header, stamp
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import JournalTail, read_journal
@@ -26,7 +27,6 @@ from schedscope.recorder.rank_log import Limits, RankLog
 from schedscope.recorder.run import Run, default_log_dir, find_runs, resolve_run
 from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
 from schedscope.recorder.segment import Segment, write_segment
-from schedscope.recorder.sink import DirectSink
 
 FILLING: dict[str, Any] = {
     "int32": 0,

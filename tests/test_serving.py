@@ -21,10 +21,10 @@ from schedscope.engine.server import Serving, build_app, serve_app
 from schedscope.engine.serving import ServingEngine, largest_request
 from schedscope.engine.tokenizer import load_tokenizer
 from schedscope.engine.trace import read_trace
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
-from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.verify import verify
 

@@ -17,6 +17,7 @@ from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import Snapshot, take_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.recorder.compact import merge
+from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
@@ -24,7 +25,6 @@ from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
-from schedscope.recorder.sink import DirectSink
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.replayer import Replayer, Start
 from schedscope.replay.verify import verify
