@@ -10,6 +10,7 @@ at the journals misses nothing.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import secrets
@@ -38,6 +39,9 @@ _CAPACITY_AT, _WRITTEN_AT, _READ_AT = 1, 8, 16
 _OWNER = slice(1024, _DATA)
 """Where the rank's directory is named."""
 _PREFIX = "schedscope-"
+
+
+log = logging.getLogger("schedscope.recorder")
 
 
 class _Ring:
@@ -151,7 +155,10 @@ def create_ring(directory: Path, capacity: int = CAPACITY) -> Path:
     name = f"{_PREFIX}{directory.parent.name[:60]}-{directory.name}-{secrets.token_hex(4)}"
     try:
         path = _allocate(MEMORY / name, capacity, directory)
-    except OSError:
+    except OSError as error:
+        log.warning(
+            "%s: the buffer is on disk, which may slow the scheduler: %s: %s", directory, MEMORY, error.strerror
+        )
         return _allocate(directory / LINK, capacity, directory)
     try:
         (directory / LINK).symlink_to(path)

@@ -589,6 +589,22 @@ def test_a_forked_child_leaves_the_stream_alone(companion: Companion, run_dir: P
     assert numbers(Run.open(run_dir)) == [0, 1]
 
 
+def test_without_room_in_memory_the_ring_is_on_disk(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("schedscope.recorder.ring.MEMORY", Path("/nowhere"))
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"), Companion.start(run_dir) as companion:
+        sink = connect(companion)
+        sink.write(pass_frame(0))
+        assert (rank_dir(run_dir, 0) / LINK).is_file()
+        assert not (rank_dir(run_dir, 0) / LINK).is_symlink()
+        assert numbers(Run.open(run_dir)) == [0]
+        sink.close()
+    assert "the buffer is on disk, which may slow the scheduler: /nowhere: No such file or directory" in caplog.text
+    assert not (rank_dir(run_dir, 0) / LINK).exists()
+    assert numbers(Run.open(run_dir)) == [0]
+
+
 def test_long_temporary_directories_do_not_matter(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
