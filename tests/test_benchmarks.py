@@ -1,0 +1,29 @@
+"""Benchmarks that tell right from wrong, in small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def test_nothing_is_lost_or_misread_after_kills(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "bench_kill.py"), "--kills", "6", "--seed", "7", "--json", str(figures)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(figures.read_text())
+    assert (found["acknowledged_and_lost"], found["misread"]) == (0, 0)
+    assert found["passes_read"] >= found["passes_acknowledged"] > 100
+
+
+def test_a_live_reader_misses_nothing(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "bench_live.py"), "--seconds", "3", "--json", str(figures)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    looks = json.loads(figures.read_text())
+    assert [look["passes_behind_max"] for look in looks.values()] == [0, 0, 0]
