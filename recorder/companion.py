@@ -33,8 +33,9 @@ from schedscope.recorder.sealer import Follow, Sealer
 from schedscope.recorder.sink import record_environment
 
 _CHUNK = 2**16
-_TICK_S = 0.01
-"""How long a frame may lie in its ring. Readers look there too, so this is not how old what they see is."""
+_TICK_S, _LONGEST_TICK_S = 0.01, 0.1
+"""How long a frame may lie in its ring while there are many, and while there are none. Readers look there too, so this
+is not how old what they see is."""
 _IDLE_S = 0.25
 _SYNC_S = 0.1
 _MAX_ADDRESS = 100
@@ -197,10 +198,14 @@ class Companion:
     def _receive_all(self) -> None:
         deadline = float("inf")
         synced = time.monotonic()
+        tick = _TICK_S
         while True:
             stopping = self._stopping.is_set()
-            for key, _ in self._selector.select(_TICK_S if self._open or stopping else _IDLE_S):
+            for key, _ in self._selector.select(_TICK_S if stopping else tick if self._open else _IDLE_S):
                 key.data()
+            tick = min(2 * tick, _LONGEST_TICK_S)
+            if any(rank.ring.written > rank.ring.read for rank in self._open.values()):
+                tick = _TICK_S
             now = time.monotonic()  # before taking: so an event that is due by now comes behind all that was before it
             for rank in list(self._open.values()):
                 self._guard(rank, partial(self._take, rank))
