@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shlex
 import sys
 from pathlib import Path
 
-from schedscope.engine.errors import SchedscopeError
+import cyclopts
+from schedscope.cli.record import How, alone_s
+from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.companion import Companion
+from schedscope.recorder.options import Options
 from schedscope.recorder.salvage import salvage
+from schedscope.recorder.standalone import OPTIONS_VARIABLE
 from schedscope.recorder.upload import begin_run
 from schedscope.replay.shadow import follow
 
@@ -18,10 +24,12 @@ def main(folder: str, *command: str) -> int:
     """Record into a new run, for as long as standard input is open or there is someone to record."""
     logging.basicConfig(format="schedscope: %(message)s")
     try:
+        options = options_of(os.environ.get(OPTIONS_VARIABLE, ""))
         salvage()
-        run_dir, uploader = begin_run(folder, Path(command[0]).name if command else "run", command)
-        with Companion.start(run_dir, follow=follow()) as companion:
+        run_dir, uploader = begin_run(folder, _name(command), command)
+        with Companion.start(run_dir, options, follow(alone_s(options))) as companion:
             print(json.dumps(companion.environment()), flush=True)
+            logging.warning("recording into %s", run_dir)
             sys.stdin.read()
             companion.wait_until_left()
         if uploader is not None and (left := uploader.finish()) is not None:
@@ -30,6 +38,28 @@ def main(folder: str, *command: str) -> int:
         print(f"schedscope: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def options_of(words: str) -> Options:
+    """Options as `schedscope record` takes them. Raises UsageError."""
+    app = cyclopts.App(version_flags=[], help_flags=[])
+
+    @app.default
+    def read(*, how: How = How()) -> Options:  # noqa: B008
+        return how.options()
+
+    try:
+        found = app(shlex.split(words), exit_on_error=False, print_error=False, result_action="return_value")
+    except (cyclopts.CycloptsError, ValueError) as error:
+        raise UsageError(f"{OPTIONS_VARIABLE}: {' '.join(str(error).split())}") from None
+    assert isinstance(found, Options)
+    return found
+
+
+def _name(command: tuple[str, ...]) -> str:
+    """What was started, without the Python that runs it."""
+    words = [word for word in command[1:] if not word.startswith("-")]
+    return Path(words[0]).name if words else "server"
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except cyclopts.CycloptsError as error:
         print(f"schedscope: {_first_line(error)}", file=sys.stderr)
+        if words[:1] == ["record"] and "--" not in words:
+            print("The command to record stands after --, such as: schedscope record -- serve", file=sys.stderr)
         print(f"Try: {' '.join(['schedscope', *_command_words(words), '--help'])}", file=sys.stderr)
         return USAGE
     except ModuleNotFoundError as error:

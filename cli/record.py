@@ -68,6 +68,8 @@ class How:
     """Seconds kept before such an event."""
     keep_after: float = 10.0
     """Seconds kept behind it."""
+    keep_at_most: int = 20
+    """Such runs at most."""
     control: str | None = None
     """[HOST:]PORT on which to take `POST /keep` and `GET /status` over HTTP."""
 
@@ -77,18 +79,21 @@ class How:
             raise UsageError("--sample: at least 1")
         if min(self.keep_before, self.keep_after) < 0:
             raise UsageError("--keep-before and --keep-after: at least 0")
+        if self.keep_at_most < 1:
+            raise UsageError("--keep-at-most: at least 1")
         keep = None if self.keep is None else parse_keep(self.keep)
         return Options(
             detail=Detail(level=self.level, sample=self.sample, tokens=self.tokens),
             key=self._key(),
             on_full=self.on_full,
-            buffer=parse_size(self.buffer),
+            buffer=parse_size("--buffer", self.buffer),
             durability=self.durability,
             limits=LIMITS if keep is None and not self.keep_when else _SHORT,
             keep=keep,
             triggers=tuple(Trigger(text) for text in self.keep_when or ()),
             before_s=self.keep_before,
             after_s=self.keep_after,
+            most_kept=self.keep_at_most,
         )
 
     def _key(self) -> bytes:
@@ -144,7 +149,8 @@ def record(*command: str, log: LogDir = None, name: str | None = None, spool: Sp
     if not recorded:
         errors.print("[yellow]Nothing was recorded[/]: no scheduler of this command reported to the recorder.")
     else:
-        next_words = f"schedscope replay all --run {shlex.quote(where)}"
+        replayable = options.detail.level != "steps" and options.detail.tokens != "none"
+        next_words = f"schedscope {'replay all --run' if replayable else 'inspect'} {shlex.quote(where)}"
         errors.print(f"Recorded {passes:,} passes. Next: {next_words}", markup=False, soft_wrap=True)
     for gap in gaps:
         errors.print(f"gap: {gap_words(gap)}", markup=False, soft_wrap=True)
@@ -171,13 +177,13 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     words = list(command)
     if words[0] in OWN_COMMANDS:
         words = [sys.executable, "-m", "schedscope.cli.main", *words]
-    # What is kept must begin with a checkpoint that stands alone.
-    alone_s = min(ALONE_S, options.limits.seconds) if options.is_flight_recorder else ALONE_S
-    with Companion.start(run_dir, options, follow(alone_s)) as companion, ExitStack() as stack:
+    with Companion.start(run_dir, options, follow(alone_s(options))) as companion, ExitStack() as stack:
         if control is not None:
             errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)
         environment = {**os.environ, **companion.environment()}
-        signal.signal(signal.SIGUSR1, lambda *_: companion.keep("SIGUSR1"))
+        before = signal.signal(signal.SIGUSR1, lambda *_: companion.keep("SIGUSR1"))
+        stack.callback(signal.signal, signal.SIGUSR1, before)
+        errors.print(f"Recording into {run_dir}", style="dim", markup=False, soft_wrap=True)
         with _passing_signals_on() as children:
             try:
                 # A group of its own: a terminal's Ctrl-C then reaches it once, through us.
@@ -187,6 +193,11 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
             children.append(child)
             code = child.wait()
     return code if code >= 0 else 128 - code
+
+
+def alone_s(options: Options) -> float:
+    """How often a checkpoint stands alone: what a flight recorder keeps must begin with one."""
+    return min(ALONE_S, options.limits.seconds) if options.is_flight_recorder else ALONE_S
 
 
 @contextmanager

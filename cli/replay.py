@@ -126,6 +126,7 @@ def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict
 
 def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
     """The result of a verification, for people."""
+    console.print(run.where, style="dim", markup=False, soft_wrap=True)
     for gap in run.gaps:
         console.print(f"gap: {gap_words(gap)}", style="yellow", markup=False, soft_wrap=True)
     for verdict in verdicts:
@@ -179,6 +180,8 @@ def _print_verdict(verdict: Verdict) -> None:
     for last, again in verdict.lost:
         until = "from there on" if again is None else f"up to pass {again}"
         console.print(f"records are missing behind pass {last}: nothing can be re-run {until}", style="yellow")
+    if verdict.open_pass is not None:
+        console.print(f"(pass {verdict.open_pass} is not among them: its step has not ended)", end=" ")
     if verdict.divergence is None and verdict.lost:
         console.print("[bold yellow]identical where it can be re-run[/]")
     elif verdict.divergence is None:
@@ -198,5 +201,6 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "identical": found is None and not lost,
         "divergence": None if found is None else found.to_json(),
+        "open_pass": verdict.open_pass,
         "lost": lost,
     }

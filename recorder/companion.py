@@ -135,9 +135,9 @@ class Companion:
         """Variables that a process to be recorded, or one of its ancestors, has to be started with."""
         return record_environment(self.run_dir, self._address)
 
-    def keep(self, reason: str) -> None:
+    def keep(self, reason: str) -> bool:
         """Make a run of its own of what is recorded around this moment, see `Sealer.keep`. Any thread may call this."""
-        self._sealer.keep(reason)
+        return self._sealer.keep(reason)
 
     def wait_until_left(self) -> None:
         """Return when no process is connected."""
@@ -145,16 +145,14 @@ class Companion:
             time.sleep(_IDLE_S)
 
     def status(self) -> dict[str, object]:
-        """The run, its ranks, how full their rings are, and how many events were noticed. Any thread may ask."""
-        ranks = {
-            str(number): {
-                "buffered_bytes": rank.ring.written - rank.ring.read,
-                "buffer_bytes": rank.ring.capacity,
-                "failing": rank.failing,
-            }
-            for number, rank in list(self._open.items())
-        }
-        return {"run": str(self.run_dir), "ranks": ranks, "events": self._sealer.events}
+        """The run, its ranks, how full their rings are, and how many moments were kept. Any thread may ask."""
+        ranks = {}
+        for number, rank in list(self._open.items()):
+            with contextlib.suppress(ValueError):  # it is being closed
+                buffered = rank.ring.written - rank.ring.read
+                facts = {"buffered_bytes": buffered, "buffer_bytes": rank.ring.capacity, "failing": rank.failing}
+                ranks[str(number)] = facts
+        return {"run": str(self.run_dir), "ranks": ranks, "kept": self._sealer.kept}
 
     def stop(self) -> Manifest:
         """Take everything that was sent, seal it, and finish the manifest. A second call does nothing.
@@ -189,7 +187,7 @@ class Companion:
             log.exception("the companion failed; recording ends here")
         for connection in list(self._connections):
             self._hang_up(connection)
-        self._hand_over_events(float("inf"))
+        self._hand_over_moment(float("inf"))
         self._selector.close()
         for sock in (self._listener, self._waker, self._woken):
             sock.close()
@@ -206,27 +204,27 @@ class Companion:
             tick = min(2 * tick, _LONGEST_TICK_S)
             if any(rank.ring.written > rank.ring.read for rank in self._open.values()):
                 tick = _TICK_S
-            now = time.monotonic()  # before taking: so an event that is due by now comes behind all that was before it
+            now = time.monotonic()  # before taking: so a moment that is due by now comes behind all that was before it
             for rank in list(self._open.values()):
                 self._guard(rank, partial(self._take, rank))
             if self._options.durability == "power" and now - synced >= _SYNC_S:
                 synced = now
                 for rank in list(self._open.values()):
                     self._guard(rank, rank.log.sync)
-            self._hand_over_events(now)
+            self._hand_over_moment(now)
             if stopping:
                 deadline = min(deadline, now + self._options.grace_s)
                 if not self._connections or now >= deadline:
                     return
 
-    def _hand_over_events(self, now: float) -> None:
-        """Have those that are due kept, behind everything that was recorded up to now."""
-        due = self._sealer.take_due(now)
-        if due:
-            for rank in list(self._open.values()):
-                self._guard(rank, rank.log.rotate)
-        for event in due:
-            self._sealer.put(event)
+    def _hand_over_moment(self, now: float) -> None:
+        """Have it kept if it is due, behind everything that was recorded up to now."""
+        moment = self._sealer.take_due(now)
+        if moment is None:
+            return
+        for rank in list(self._open.values()):
+            self._guard(rank, rank.log.rotate)
+        self._sealer.put(moment)
 
     def _take(self, rank: _Rank) -> None:
         """Move what lies in a ring to the journal. What can't be written now stays there. Raises OSError."""

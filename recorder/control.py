@@ -13,6 +13,7 @@ from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion
 
 LOCAL = "127.0.0.1"
+_THERE_IS = "there are: POST /keep?reason=TEXT and GET /status"
 
 
 class Control:
@@ -51,14 +52,15 @@ def _handler(companion: Companion) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             url = urlsplit(self.path)
             if url.path != "/keep":
-                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no {url.path}; there is: POST /keep?reason=TEXT"})
+                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no POST {url.path}; {_THERE_IS}"})
             reason = parse_qs(url.query).get("reason", ["asked over HTTP"])[0]
-            companion.keep(reason)
+            if not companion.keep(reason):
+                return self._answer(HTTPStatus.CONFLICT, {"error": "as many moments are kept as may be"})
             return self._answer(HTTPStatus.ACCEPTED, {"reason": reason})
 
         def do_GET(self) -> None:
-            if self.path != "/status":
-                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is: GET /status"})
+            if urlsplit(self.path).path != "/status":
+                return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no GET {self.path}; {_THERE_IS}"})
             return self._answer(HTTPStatus.OK, companion.status())
 
         def _answer(self, status: HTTPStatus, document: object) -> None:

@@ -1,6 +1,6 @@
 """Frames: rows on their way from a scheduler to its journal.
 
-A frame is a 28-byte header and a msgpack payload. The same bytes go through the socket and into the journal. Both
+A frame is a 28-byte header and a msgpack payload. The same bytes go through the ring and into the journal. Both
 parts carry their own checksum, so that a reader can trust a frame's length before it trusts its content: a flipped
 bit costs the one frame it is in, and a journal that ends in the middle of a frame is told from a damaged one. Each
 writer numbers its frames from 0 without a hole; whatever gets lost, and wherever, shows as a missing number.

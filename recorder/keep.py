@@ -1,6 +1,6 @@
 """A flight recorder keeps the last minutes or bytes, and what lay around an event for good.
 
-What is kept or deleted is whole segments, so what is left can be re-run: each begins with a checkpoint.
+What is kept or deleted is whole segments. What is kept for good begins with one that holds a checkpoint.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from schedscope.engine.errors import UsageError
 from schedscope.recorder.manifest import Kept, Manifest, create_run, read_manifest, sealed, write_manifest
 from schedscope.recorder.parts import list_ranks, list_segments, summarize
 from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import Segment
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -37,22 +38,28 @@ class Keep(NamedTuple):
 
 def parse_keep(text: str) -> Keep:
     """What `10m`, `2h`, `500MB` or `2GiB` says. Raises UsageError."""
-    match = _AMOUNT.fullmatch(text.strip())
-    if match is not None:
-        amount, unit = float(match[1]), match[2]
-        if unit in _SECONDS and amount > 0:
-            return Keep(seconds=amount * _SECONDS[unit])
-        if unit.upper() in _BYTES and amount > 0:
-            return Keep(size=int(amount * _BYTES[unit.upper()]))
+    keep = _amount(text)
+    if keep is not None:
+        return keep
     raise UsageError(f"--keep {text}: expected a time such as 10m (s, m, h, d) or a size such as 2GB (KB, MB, GB, TB)")
 
 
-def parse_size(text: str) -> int:
-    """Bytes that `32MB` or `64MiB` says. Raises UsageError."""
-    size = parse_keep(text).size
-    if size is None:
-        raise UsageError(f"{text}: expected a size such as 32MB")
-    return size
+def parse_size(option: str, text: str) -> int:
+    """Bytes that `32MB` or `64MiB` says. Raises UsageError, naming the option."""
+    size = _amount(text)
+    if size is None or size.size is None:
+        raise UsageError(f"{option} {text}: expected a size such as 32MB (KB, MB, GB, KiB, MiB, GiB)")
+    return size.size
+
+
+def _amount(text: str) -> Keep | None:
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        return None
+    amount, unit = float(match[1]), match[2]
+    if unit in _SECONDS:
+        return Keep(seconds=amount * _SECONDS[unit])
+    return Keep(size=int(amount * _BYTES[unit.upper()])) if unit.upper() in _BYTES else None
 
 
 def expire(run_dir: Path, rank: int, keep: Keep, age: Callable[[Segment], float]) -> list[Segment]:
@@ -80,20 +87,38 @@ def expire(run_dir: Path, rank: int, keep: Keep, age: Callable[[Segment], float]
 
 
 def freeze(run_dir: Path, kept: Kept, age: Callable[[Segment], float], since_s: float) -> Path:
-    """Make a run of its own of what was sealed in the last `since_s` seconds. Shares the files' space."""
+    """Make a run of its own of what was sealed in the last `since_s` seconds, and of what it takes to re-run that.
+
+    Shares the files' space.
+    """
     manifest = read_manifest(run_dir)
     path = create_run(run_dir.parent, f"{manifest.name}-kept", command=manifest.command)
     own = read_manifest(path)
     for rank in list_ranks(run_dir):
         target = rank_dir(path, rank)
         target.mkdir()
-        for segment in list_segments(run_dir, rank):
-            if age(segment) <= since_s:
-                shutil.copytree(segment.path, target / segment.path.name, copy_function=_share)
+        for segment in _replayable(list_segments(run_dir, rank), lambda segment: age(segment) <= since_s):
+            shutil.copytree(segment.path, target / segment.path.name, copy_function=_share)
     facts = {name: getattr(manifest, name) for name in ("source", "ranks", "config", "rank_configs", "model", "detail")}
     frozen: Manifest = msgspec.structs.replace(own, **facts, source_gaps=manifest.source_gaps, kept=kept)
     write_manifest(path, sealed(frozen, *summarize(path, frozen)))
     return path
+
+
+def _replayable(segments: Sequence[Segment], is_wanted: Callable[[Segment], bool]) -> Sequence[Segment]:
+    """Those that are wanted, from the last one on, up to their first, that has a checkpoint of its own."""
+    first = next((i for i, segment in enumerate(segments) if is_wanted(segment)), len(segments))
+    if first == len(segments):
+        return ()
+    while first and not _stands_alone(segments[first]):
+        first -= 1
+    return segments[first:]
+
+
+def _stands_alone(segment: Segment) -> bool:
+    """Whether it holds a checkpoint that needs nothing before it."""
+    rows = segment.read(TABLES["checkpoints"], ("seq", "since"))
+    return any(seq == since for seq, since in zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
 def _size(path: Path) -> int:

@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     detail: Detail = Detail(level="full")
     """How much is recorded. Runs of version 1 hold everything."""
     keep: str | None = None
-    """How much of it a flight recorder keeps, such as `10m`; None: all."""
+    """How much of it a flight recorder keeps, such as `600 s`; None: all."""
     kept: Kept | None = None
     """It was cut out of another run."""
     status: Literal["recording", "sealed"] = "recording"

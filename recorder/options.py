@@ -24,16 +24,16 @@ class Options(NamedTuple):
     buffer: int = CAPACITY
     """Size of a rank's ring, bytes."""
     durability: Durability = "process"
-    """What an acknowledged frame survives: that all processes are killed, or a loss of power after 0.1 s."""
+    """What a frame that was handed over survives: that all processes are killed, or a loss of power after 0.1 s."""
     limits: Limits = LIMITS
     keep: Keep | None = None
     """What a flight recorder holds on to; None: everything."""
     triggers: tuple[Trigger, ...] = ()
     before_s: float = 60.0
-    """How much is kept around an event."""
+    """How much is kept around a moment."""
     after_s: float = 10.0
     most_kept: int = 20
-    """Events that are kept; later ones are only counted."""
+    """Moments that are kept; later ones are not."""
     grace_s: float = 2.0
     """How long `stop` waits for processes that are still connected."""
 

@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,13 +33,15 @@ CAPACITY = 32 * 2**20
 """Bytes. Pages are taken when the ring is made: the scheduler never waits for one, and none can be missing later."""
 
 _MARK = b"SSCRING1"
-_DATA = 4096
-"""Offset of the data, one page behind the start."""
+_DATA = 8192
+"""Offset of the data, two pages behind the start."""
 _CAPACITY_AT, _WRITTEN_AT, _READ_AT = 1, 8, 16
 """Places of 8-byte words. Those that change have a cache line each."""
 _OWNER = slice(1024, _DATA)
 """Where the rank's directory is named."""
 _PREFIX = "schedscope-"
+_PATIENCE = 20
+"""Calls for which a frame may not be whole."""
 
 
 log = logging.getLogger("schedscope.recorder")
@@ -130,9 +133,13 @@ class RingReader(_Ring):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, writable=True)
+        self._patience = _PATIENCE
 
     def frames(self) -> Iterator[tuple[Header, bytes]]:
         """What is there. A frame is consumed when the next one is asked for.
+
+        Some processors may show the number that tells of a frame before its last bytes. Then its checksum doesn't hold
+        yet, and it is left for a later call; one that never comes right is given as it is.
 
         Raises ValueError if something has overwritten the ring.
         """
@@ -142,7 +149,12 @@ class RingReader(_Ring):
             end = position + HEADER_BYTES + header.length
             if end > written:
                 raise ValueError(f"{self.path}: a frame goes on behind the end")
-            yield header, self._copy(position, end)
+            frame = self._copy(position, end)
+            if zlib.crc32(memoryview(frame)[HEADER_BYTES:]) != header.checksum and self._patience > 0:
+                self._patience -= 1
+                return
+            self._patience = _PATIENCE
+            yield header, frame
             position = self._words[_READ_AT] = end
 
 

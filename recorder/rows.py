@@ -90,13 +90,13 @@ REPEATED = frozenset({"rid", "position"})
 
 
 def key_fields(key: Key) -> tuple[str, ...]:
-    """The names of a key's fields, without those at its end that say nothing new."""
+    """The names of the fields of a key that `telling` leaves."""
     return telling(key._fields)
 
 
 @cache
 def telling(names: tuple[str, ...]) -> tuple[str, ...]:
-    """A key's fields without those at its end that say nothing new."""
+    """Of a key's fields all but those at its end that say nothing new."""
     while names and names[-1] in REPEATED:
         names = names[:-1]
     return names
@@ -182,7 +182,3 @@ def pass_row(
 
 def _hash(value: Any) -> str:
     return blake2b(msgspec.msgpack.encode(value), digest_size=16).hexdigest()
-
-
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 import msgspec
+from schedscope.engine.errors import SchedscopeError
 from schedscope.recorder.frame import Kind
 from schedscope.recorder.journal import JournalWriter
 from schedscope.recorder.listing import Directory
@@ -24,11 +25,14 @@ log = logging.getLogger("schedscope.recorder")
 
 
 def salvage() -> int:
-    """Empty the rings of this machine that neither a scheduler nor a companion uses. Returns their number.
+    """Empty the rings of this machine that neither a scheduler nor a companion uses, and seal those runs.
+
+    Returns the number of rings.
 
     Safe to interrupt: a frame that is in both places counts once.
     """
     done = 0
+    runs = set()
     for ring in left_over():
         with contextlib.closing(ring):
             if not ring.owner.is_dir():
@@ -40,10 +44,14 @@ def salvage() -> int:
             try:
                 _empty(ring)
                 done += 1
+                runs.add(ring.owner.parent)
             except OSError as error:
                 log.warning("%s: what its recorder left in memory can't be written to disk now: %s", ring.owner, error)
             finally:
                 lock.release()
+    for run_dir in runs:
+        with contextlib.suppress(OSError, SchedscopeError):  # it can be read as it is
+            finish_run(run_dir)
     return done
 
 

@@ -16,6 +16,8 @@ from schedscope.recorder.sink import SOCKET_VARIABLE
 
 RECORD_VARIABLE = "SCHEDSCOPE_RECORD"
 """Environment: the folder of runs, or their URL, in which to make one of this server."""
+OPTIONS_VARIABLE = "SCHEDSCOPE_RECORD_OPTIONS"
+"""Environment: options as `schedscope record` takes them."""
 
 _PROGRAM = "schedscope.cli.companion"
 

@@ -73,8 +73,8 @@ class RunTracer(Tracer):
         self._rows: dict[str, list[Any]] = {}
         self._seq = 0
         self._pass: int | None = None
-        self._decide_ns = 0
-        self._forward_ns = 0
+        self._decide_began_ns = 0
+        self._forward_began_ns = 0
         """When the forward began."""
         self._spent_ns = 0
         """On recording, since the last step's row."""
@@ -171,12 +171,12 @@ class RunTracer(Tracer):
 
     def on_decide(self) -> None:
         """Start a step's clock."""
-        self._decide_ns = self._clock_ns()
+        self._decide_began_ns = self._clock_ns()
 
     def on_pass(self, number: int, view: View, plan: Plan, random_state: RandomState | None) -> None:
         """Record a decision."""
         begin_ns = self._clock_ns()
-        decided_ns = begin_ns - self._decide_ns
+        decided_ns = begin_ns - self._decide_began_ns
         self._pass = number
         if not self._keeps_stimuli:
             return
@@ -190,14 +190,14 @@ class RunTracer(Tracer):
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
-        begin_ns = self._forward_ns = self._clock_ns()
+        begin_ns = self._forward_began_ns = self._clock_ns()
         self._step = (record, begin_ns, tuple(state_facts(state).values()))
         if record.batch is None:
             self.on_committed(state)
             return
         self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
-        self._forward_ns = self._clock_ns()
-        self._spent_ns += self._forward_ns - begin_ns
+        self._forward_began_ns = self._clock_ns()
+        self._spent_ns += self._forward_began_ns - begin_ns
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -216,9 +216,9 @@ class RunTracer(Tracer):
                 record.pass_number,
                 1,
                 record.now,
-                self._decide_ns if record.kind != "idle" else formed_ns,
+                self._decide_began_ns if record.kind != "idle" else formed_ns,
                 now_ns,
-                None if batch is None else now_ns - self._forward_ns,
+                None if batch is None else now_ns - self._forward_began_ns,
                 self._spent_ns,
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),

@@ -61,7 +61,7 @@ class Rebuild:
         while pending is not None:
             self._stimulate(pending, script)
             pending = next(stimuli, None)
-        self.tick = max(self.tick, *script.ticks[-1:])
+        self.tick = max([self.tick, *script.ticks[-1:]])
 
     def _first_missing(self, script: Script) -> int:
         """The first tick behind what was taken in that the script doesn't have."""

@@ -127,7 +127,12 @@ class Replayer:
             raise RunNotFoundError(f"{run.path}: no rank {rank} in this run; ranks: {known}")
         self.run = run
         self.rank = rank
-        self.config = SchedulerConfig.from_dict(run.manifest.config_of(rank))
+        manifest = run.manifest
+        if manifest.detail.level == "steps":
+            raise self._unreadable("it was recorded at level steps, so nothing of it can be re-run")
+        if manifest.detail.tokens == "none":
+            raise self._unreadable("it was recorded with --tokens none, so nothing of it can be re-run")
+        self.config = SchedulerConfig.from_dict(manifest.config_of(rank))
         self.parts: Sequence[Part] = run.parts(rank)
         self._known: dict[int, list[Start]] = {}
         """Checkpoints of the parts that were looked at."""
@@ -139,7 +144,7 @@ class Replayer:
 
         Raises RunFormatError if there is none at all. Looks only at the parts between it and the pass.
         """
-        first = self._part_of(number)
+        first = self._part_of(number) if self.parts else -1
         for i in range(first, -1, -1):
             found = [start for start in self._checkpoints(i) if start.pass_number <= number and self._stands(start)]
             if found:
@@ -265,7 +270,7 @@ class Replayer:
                     rebuild.take(turn, script)
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
-        raise self._no_pass(number)
+        return self._look_at_open_pass(rebuild, number)
 
     def _scripts(self, start: Start, number: int | None = None) -> Iterator[Script]:
         """What was fed from a place to begin on, up to the step of a pass if a number is given."""
@@ -286,6 +291,31 @@ class Replayer:
             raise self._unreadable(f"pass {number} can't be rebuilt: the replay took another way")
         view = scheduler.look(turn.now, reports_of(turn))
         return Moment(number, view, scheduler.state.random_state, self.config)
+
+    def open_pass(self) -> int | None:
+        """The last pass, if its step has not ended: its forward is under way, or it was cut off by a kill."""
+        for part in reversed(self.parts):
+            made, ended = part.table("passes", ("pass",)), part.table("steps", ("pass",))
+            if len(made):
+                last: int = made.column("pass")[-1].as_py()
+                return None if last in ended.column("pass").to_pylist() else last
+            if len(ended):
+                return None
+        return None
+
+    def _look_at_open_pass(self, rebuild: Rebuild, number: int) -> Moment:
+        """Before a pass whose step has no row yet. What other ranks told its prefill delayer would be in that row."""
+        scheduler = rebuild.scheduler
+        found = [
+            now for part in self.parts[-2:] for made, now in rows_of(part, "passes", ("pass", "now")) if made == number
+        ]
+        if not found or scheduler.passes != number:
+            raise self._no_pass(number)
+        if self.config.enable_prefill_delayer and len(self.run.ranks) > 1:
+            raise self._unreadable(
+                f"pass {number} can't be rebuilt before its step has ended: it waits for other ranks"
+            )
+        return Moment(number, scheduler.look(found[0]), scheduler.state.random_state, self.config)
 
     # ---- errors --------------------------------------------------------------------------------------------
 

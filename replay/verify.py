@@ -83,6 +83,8 @@ class Verdict(NamedTuple):
     divergence: Divergence | None
     first_pass: int = 0
     """From here on it was compared; later than asked for if the log doesn't reach back so far."""
+    open_pass: int | None = None
+    """The last pass, if its step has not ended, so there is nothing to compare it with yet."""
     lost: tuple[tuple[int, int | None], ...] = ()
     """Behind which pass records are missing, and the first pass that could be compared again; None: none could."""
 
@@ -109,8 +111,10 @@ def verify(
     replayer = Replayer(run, rank)
     start = replayer.start_before(start_pass)
     if jobs > 1 and stop_pass is None:
-        return _verify_ranges(run, replayer, start, start_pass, jobs, progress)
-    return _verify_from(replayer, start, start_pass, stop_pass=stop_pass, progress=progress)
+        found = _verify_ranges(run, replayer, start, start_pass, jobs, progress)
+    else:
+        found = _verify_from(replayer, start, start_pass, stop_pass=stop_pass, progress=progress)
+    return found if found.lost or found.divergence else found._replace(open_pass=replayer.open_pass())
 
 
 def _verify_from(
@@ -151,7 +155,7 @@ def _sum(verdicts: Sequence[Verdict], lost: tuple[tuple[int, int | None], ...]) 
         sum(verdict.steps for verdict in verdicts),
         verdicts[-1].divergence,
         verdicts[0].first_pass,
-        lost,
+        lost=lost,
     )
 
 

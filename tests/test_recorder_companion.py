@@ -320,20 +320,21 @@ def test_when_both_are_killed_the_run_can_be_read_and_its_memory_is_given_back(
     writer.write(pass_frame(40))
     writer.kill()
 
-    def check() -> None:
+    def check(status: str) -> None:
         run = Run.open(run_dir)
-        assert run.status == "interrupted"
+        assert run.status == status
         assert numbers(run) == list(range(41))
         assert run.table("decisions").num_rows == 41 * DECISIONS
         assert [(gap.reason, gap.after_pass) for gap in run.gaps] == [("interrupted", 40)]
 
-    check()
+    check("interrupted")
     memory = (rank_dir(run_dir, 0) / LINK).readlink()
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
         assert salvage() == 1
     assert not caplog.records
     assert not memory.exists()
-    check()
+    check("sealed")
+    assert not list(run_dir.rglob("*.journal"))
     assert salvage() == 0
 
 

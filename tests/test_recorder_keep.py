@@ -151,7 +151,7 @@ def test_events_in_a_row_share_a_run_and_their_number_is_limited(tmp_path: Path)
             sink.write(pass_frame(number))
             companion.keep(f"event {number}")
             companion.keep("at the same time")
-            until(lambda: not companion._sealer._coming)
+            until(lambda: companion._sealer._coming is None)
         sink.close()
     reasons = {read_manifest(path).kept.reason for path in kept_runs(run_dir)}  # type: ignore[union-attr]
     assert reasons == {"event 0", "event 1"}
@@ -185,7 +185,7 @@ def test_control_over_http(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{control.url}/status") as answer:
             status = json.load(answer)
         assert status["run"] == str(run_dir)
-        assert (status["events"], status["ranks"]["0"]["failing"]) == (1, False)
+        assert (status["kept"], status["ranks"]["0"]["failing"]) == (1, False)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{control.url}/elsewhere")
         with pytest.raises(UsageError, match="can't listen there"):

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.run import Run, find_runs
-from schedscope.recorder.standalone import RECORD_VARIABLE
+from schedscope.recorder.standalone import OPTIONS_VARIABLE, RECORD_VARIABLE
 
 SERVER = """
 import os, sys
@@ -45,6 +46,23 @@ def test_a_server_can_record_itself(tmp_path: Path, end: str) -> None:
     run = Run.open(info.path)
     assert run.table("passes", 0, ["pass"])["pass"].to_pylist() == list(range(20))
     assert [gap.reason for gap in run.gaps] == (["cut"] if end == "die" else [])
+
+
+def test_it_takes_the_options_of_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, "--tokens none --level passes --keep 10m")
+    ended = run_server(tmp_path, "close")
+    assert "recording into" in ended.stderr
+    (info,) = find_runs(tmp_path)
+    manifest = Run.open(info.path).manifest
+    assert (manifest.detail, manifest.keep) == (Detail(level="passes", tokens="none"), "600 s")
+
+
+def test_options_that_make_no_sense_cost_the_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, "--tokens some")
+    ended = run_server(tmp_path, "close")
+    assert "schedscope: SCHEDSCOPE_RECORD_OPTIONS: Invalid value" in ended.stderr
+    assert "nothing is recorded" in ended.stderr
+    assert find_runs(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_the_recording_only(tmp_path: Path) -> None:
