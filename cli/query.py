@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
@@ -81,11 +82,25 @@ def _write(answer: pa.Table, format: Format, path: Path) -> None:
 
 
 def _rows(answer: pa.Table) -> list[dict[str, object]]:
-    """Rows as JSON values; bytes as hex digits."""
-    return [
-        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
-        for row in answer.to_pylist()
-    ]
+    """Rows as JSON values."""
+    return [{name: _json_value(value) for name, value in row.items()} for row in answer.to_pylist()]
+
+
+def _json_value(value: Any) -> Any:
+    """Bytes as hex digits, and what JSON lacks as a number or text."""
+    match value:
+        case bytes():
+            return value.hex()
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case list():
+            return [_json_value(item) for item in value]
+        case dict():
+            return {str(key): _json_value(item) for key, item in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value)
 
 
 def _plain(answer: pa.Table) -> pa.Table:

@@ -19,7 +19,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from schedscope.cli.options import LogDir, Spool
 from schedscope.cli.output import errors, gap_words
-from schedscope.engine.errors import ServerError, UsageError
+from schedscope.engine.errors import SchedscopeError, ServerError, UsageError
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.control import Control
 from schedscope.recorder.hashing import KEY_BYTES
@@ -75,10 +75,13 @@ class How:
 
     def options(self) -> Options:
         """The same for the companion. Raises UsageError."""
-        if self.sample < 1:
+        if not 1 <= self.sample < 2**31:
             raise UsageError("--sample: at least 1")
-        if min(self.keep_before, self.keep_after) < 0:
-            raise UsageError("--keep-before and --keep-after: at least 0")
+        buffer = parse_size("--buffer", self.buffer)
+        if not 2**16 <= buffer <= 2**36:
+            raise UsageError(f"--buffer {self.buffer}: from 64KiB to 64GiB")
+        if not all(0 <= seconds < _FOREVER_S for seconds in (self.keep_before, self.keep_after)):
+            raise UsageError("--keep-before and --keep-after: seconds, at least 0")
         if self.keep_at_most < 1:
             raise UsageError("--keep-at-most: at least 1")
         keep = None if self.keep is None else parse_keep(self.keep)
@@ -86,7 +89,7 @@ class How:
             detail=Detail(level=self.level, sample=self.sample, tokens=self.tokens),
             key=self._key(),
             on_full=self.on_full,
-            buffer=parse_size("--buffer", self.buffer),
+            buffer=buffer,
             durability=self.durability,
             limits=LIMITS if keep is None and not self.keep_when else _SHORT,
             keep=keep,
@@ -112,6 +115,7 @@ class How:
         return key
 
 
+_FOREVER_S = 1e9
 _SHORT = Limits(seconds=5.0)
 """Segments for a flight recorder: how exactly it keeps and drops."""
 
@@ -177,22 +181,32 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     words = list(command)
     if words[0] in OWN_COMMANDS:
         words = [sys.executable, "-m", "schedscope.cli.main", *words]
-    with Companion.start(run_dir, options, follow(alone_s(options))) as companion, ExitStack() as stack:
+    with _passing_signals_on() as children:  # also while sealing, which is not to be interrupted
+        companion = Companion.start(run_dir, options, follow(alone_s(options)))
+        try:
+            code = _run(words, companion, children, control)
+        finally:
+            try:
+                companion.stop()
+            except SchedscopeError as error:
+                errors.print(str(error), style="yellow", markup=False, soft_wrap=True)
+    return code if code >= 0 else 128 - code
+
+
+def _run(words: list[str], companion: Companion, children: list[subprocess.Popen[bytes]], control: str | None) -> int:
+    with ExitStack() as stack:
         if control is not None:
             errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)
-        environment = {**os.environ, **companion.environment()}
         before = signal.signal(signal.SIGUSR1, lambda *_: companion.keep("SIGUSR1"))
         stack.callback(signal.signal, signal.SIGUSR1, before)
-        errors.print(f"Recording into {run_dir}", style="dim", markup=False, soft_wrap=True)
-        with _passing_signals_on() as children:
-            try:
-                # A group of its own: a terminal's Ctrl-C then reaches it once, through us.
-                child = subprocess.Popen(words, env=environment, process_group=0)
-            except OSError as error:
-                raise ServerError(f"record: can't run {words[0]!r}: {error.strerror or error}") from None
-            children.append(child)
-            code = child.wait()
-    return code if code >= 0 else 128 - code
+        errors.print(f"Recording into {companion.run_dir}", style="dim", markup=False, soft_wrap=True)
+        try:
+            # A group of its own: a terminal's Ctrl-C then reaches it once, through us.
+            child = subprocess.Popen(words, env={**os.environ, **companion.environment()}, process_group=0)
+        except OSError as error:
+            raise ServerError(f"record: can't run {words[0]!r}: {error.strerror or error}") from None
+        children.append(child)
+        return child.wait()
 
 
 def alone_s(options: Options) -> float:

@@ -164,7 +164,8 @@ class Companion:
             return self.manifest
         self._stopped = True
         self._stopping.set()
-        self._waker.send(b"x")
+        with contextlib.suppress(OSError):  # it has failed, and said so
+            self._waker.send(b"x")
         self._server.join()
         self._sealer.stop([rank_log.directory for rank_log in self._logs.values()])
         try:
@@ -302,7 +303,8 @@ class Companion:
             log.warning("rank %d ended without closing its recording", number)
         rank.ring.close()
         if not rank.failing:  # else its last frames are still there, and readers find them
-            remove_ring(rank.log.directory)
+            with contextlib.suppress(OSError):  # the directory is no more
+                remove_ring(rank.log.directory)
             rank.ring.path.unlink(missing_ok=True)
 
     def _change(self, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,9 +25,9 @@ class Control:
     """
 
     def __init__(self, companion: Companion, address: str) -> None:
-        host, _, port = address.rpartition(":")
         try:
-            self._server = ThreadingHTTPServer((host or LOCAL, int(port)), _handler(companion))
+            place = urlsplit(f"//{address}" if ":" in address else f"//{LOCAL}:{address}")
+            self._server = _Server((place.hostname or LOCAL, int(place.netloc.rpartition(":")[2])), _handler(companion))
         except (OSError, ValueError, OverflowError) as error:
             raise UsageError(f"--control {address}: can't listen there: {error}") from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="schedscope-control", daemon=True)
@@ -34,8 +35,8 @@ class Control:
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        host, port = str(self._server.server_address[0]), self._server.server_address[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def __enter__(self) -> Control:
         self._thread.start()
@@ -47,10 +48,22 @@ class Control:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: whoever hangs up in the midst of an answer doesn't want it."""
+
+
 def _handler(companion: Companion) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            url = urlsplit(self.path)
+            try:
+                url = urlsplit(self.path)
+            except ValueError as error:
+                return self._answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
             if url.path != "/keep":
                 return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no POST {url.path}; {_THERE_IS}"})
             reason = parse_qs(url.query).get("reason", ["asked over HTTP"])[0]
@@ -59,7 +72,7 @@ def _handler(companion: Companion) -> type[BaseHTTPRequestHandler]:
             return self._answer(HTTPStatus.ACCEPTED, {"reason": reason})
 
         def do_GET(self) -> None:
-            if urlsplit(self.path).path != "/status":
+            if self.path.partition("?")[0] != "/status":
                 return self._answer(HTTPStatus.NOT_FOUND, {"error": f"no GET {self.path}; {_THERE_IS}"})
             return self._answer(HTTPStatus.OK, companion.status())
 

@@ -190,6 +190,7 @@ class TableFile:
     def __init__(self, path: Path, table: Table, facts: FileFacts | None, schema: pa.Schema | None = None) -> None:
         self.path = path
         self._facts = facts
+        self._checked = False
         self._fd = -1
         bring(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -244,6 +245,13 @@ class TableFile:
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from None
         return found if wanted is None else found.select(wanted)
+
+    def check(self) -> None:
+        """Raise RunFormatError unless every byte is as it was written: for readers that don't check it themselves."""
+        if not self._checked and self._facts is not None:
+            for number in range(len(self._facts.groups)):
+                self._check_group(number)
+            self._checked = True
 
     def close(self) -> None:
         """Close it. A second call does nothing."""

@@ -268,14 +268,14 @@ class RankFiles:
             self._forget(listing)
             try:
                 tails = [self._tail(name).look() for name in listing.journals]
+                sources: list[Segment | Journal] = [self._segment(name) for name in listing.segments]
+                for journal in tails:
+                    insort(sources, journal, key=_number)
+                if ring:
+                    sources.append(read_ring(self._directory.path, ring, self.rank, *_end(sources)))
             except FileNotFoundError:
                 self._directory.forget()
                 continue
-            sources: list[Segment | Journal] = [self._segment(name) for name in listing.segments]
-            for journal in tails:
-                insort(sources, journal, key=_number)
-            if ring:
-                sources.append(read_ring(self._directory.path, ring, self.rank, *_end(sources)))
             return Parts(self.rank, tuple(sources))
         raise RunFormatError(f"{self._directory.path}: journals come and go too fast to be read")
 

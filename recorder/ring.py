@@ -143,19 +143,24 @@ class RingReader(_Ring):
 
         Raises ValueError if something has overwritten the ring.
         """
+        for header, frame in self.look():
+            if zlib.crc32(memoryview(frame)[HEADER_BYTES:]) != header.checksum and self._patience > 0:
+                self._patience -= 1
+                return
+            self._patience = _PATIENCE
+            yield header, frame
+            self._words[_READ_AT] = self.read + len(frame)
+
+    def look(self) -> Iterator[tuple[Header, bytes]]:
+        """What is there, without consuming it. Raises ValueError if something has overwritten the ring."""
         position, written = self.read, self.written
         while position < written:
             header = parse_header(self._copy(position, position + HEADER_BYTES))
             end = position + HEADER_BYTES + header.length
             if end > written:
                 raise ValueError(f"{self.path}: a frame goes on behind the end")
-            frame = self._copy(position, end)
-            if zlib.crc32(memoryview(frame)[HEADER_BYTES:]) != header.checksum and self._patience > 0:
-                self._patience -= 1
-                return
-            self._patience = _PATIENCE
-            yield header, frame
-            position = self._words[_READ_AT] = end
+            yield header, self._copy(position, end)
+            position = end
 
 
 def create_ring(directory: Path, capacity: int = CAPACITY) -> Path:

@@ -203,12 +203,13 @@ class Run:
         """
         wanted = [_table(name) for name in tables]
         for _ in range(_TRIES):
-            chosen = self._chosen(None)
+            chosen: list[Parts] = []
             try:
+                chosen = self._chosen(None)
                 self.bring(chosen, tables)
                 return _connected(chosen, wanted)
             except (duckdb.Error, FileNotFoundError) as error:
-                # Merged away between the listing and the look into it?
+                # Merged or expired between the listing and the look into it?
                 gone = isinstance(error, FileNotFoundError) or any(
                     not segment.path.is_dir() for parts in chosen for segment in parts.segments
                 )
@@ -474,6 +475,7 @@ def _connected(chosen: Sequence[Parts], tables: Iterable[Table]) -> duckdb.DuckD
                 if isinstance(source, Journal):
                     tails.append(source.table(table.name))
                 elif source.is_current and (path := source.file(table)) is not None:
+                    source.check(table)
                     files.append(str(path))
                 elif not source.is_current:
                     older.append(source.read(table))

@@ -60,6 +60,7 @@ class Sealer:
         self._options = options
         self._follow = follow
         self._manifest = manifest
+        self._triggers = list(options.triggers)
         self._followers: dict[int, Follower | None] = {}
         self._waiting: queue.SimpleQueue[Path | Moment | None] = queue.SimpleQueue()
         self._sealed_at: dict[Path, float] = {}
@@ -153,8 +154,14 @@ class Sealer:
         journal = read_journal(path)
         self._add_rows(journal)
         self._sealed_at[write_segment(journal).path] = time.monotonic()
-        for trigger in self._options.triggers:
-            if (reason := trigger.check(journal.rows)) is not None:
+        for trigger in self._triggers.copy():
+            try:
+                reason = trigger.check(journal.rows)
+            except Exception as error:
+                log.warning("--keep-when %s: it is not looked at any more: %s", trigger.text, error)
+                self._triggers.remove(trigger)
+                continue
+            if reason is not None:
                 self.keep(reason)
         with self._lock:
             needed = self._coming is not None or self._due

@@ -97,6 +97,12 @@ class Segment:
             self.first_pass is not None and self.last_pass is not None and self.first_pass <= number <= self.last_pass
         )
 
+    def check(self, table: Table) -> None:
+        """Read a table's file whole, against its checksums."""
+        file = self._open(table)
+        if file is not None:
+            file.check()
+
     @cached_property
     def index(self) -> Index:
         """What is in it."""

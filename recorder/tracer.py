@@ -41,6 +41,15 @@ _AFTER_A_GAP = 100
 """Passes at least between two checkpoints that are taken because something was lost."""
 
 
+def _without_content(kind: str, detail: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An event's detail without token ids and texts of a client. A re-run needs none of them."""
+    if detail is None:
+        return None
+    if kind == "arrive":
+        return {**detail, "stop": [], "stop_token_ids": []}
+    return {**detail, "detail": None} if kind == "finish" and detail["kind"] == "stop" else detail
+
+
 class RunTracer(Tracer):
     """Records one rank.
 
@@ -102,18 +111,11 @@ class RunTracer(Tracer):
                 times.setdefault(event.kind, self._clock_ns())
         if event.kind not in self._kinds:
             return
-        time, kind, rid, tokens_, node, detail = (
-            event.time,
-            event.kind,
-            event.rid,
-            event.tokens,
-            event.node,
-            event.detail,
-        )
-        self._put(
-            HAPPENED,
-            (self._next_seq(), self._step_number(), self._pass, time, kind, rid, tokens_, node, detail),
-        )
+        kind, time, rid, count, node, detail = event
+        if self._detail.tokens != "full":
+            detail = _without_content(kind, detail)
+        place = (self._next_seq(), self._step_number(), self._pass)
+        self._put(HAPPENED, (*place, time, kind, rid, count, node, detail))
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -136,6 +138,8 @@ class RunTracer(Tracer):
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""
+        if kind == "stop" and self._detail.tokens != "full":
+            detail = None
         times = self._times.pop(live.rid, {})
         self._hashers.pop(live.rid, None)
         request = live.request

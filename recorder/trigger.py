@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import duckdb
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.schema import TABLES, Table, to_arrow
+
+_SOME: dict[str, Any] = {"int32": 1, "int64": 1, "double": 1.0, "bool": False, "string": "x"}
+_SOME["list<element: string>"] = _SOME["list<item: string>"] = ["x"]
+"""A value of each type."""
 
 WATCHED = ("requests", "passes", "steps")
 
@@ -26,17 +32,23 @@ class Trigger:
     def __init__(self, text: str) -> None:
         self.text = text
         table, colon, condition = text.partition(":")
-        named = bool(colon) and table.strip() in WATCHED
+        named = bool(colon) and table.strip() in TABLES
+        if named and table.strip() not in WATCHED:
+            raise UsageError(f"--keep-when {text!r}: conditions are on {', '.join(WATCHED)}")
         self.table: Table = TABLES[table.strip() if named else "requests"]
         measures = "".join(f", {sql} AS {name}" for name, sql in MEASURES.items())
         source = f"(SELECT *{measures if self.table.name == 'requests' else ''} FROM recorded)"
         self._query = f"SELECT * FROM {source} WHERE {condition if named else text} LIMIT 1"
         self._connection = duckdb.connect()
         self._connection.execute("SET threads = 1")
+        self._connection.execute("SET enable_external_access = false")
         try:
-            self._ask({})
+            if len(duckdb.extract_statements(self._query)) != 1:
+                raise UsageError(f"--keep-when {text!r}: one condition, not several statements")
+            # Not only on no row: what fails on values is to fail now.
+            self._ask({self.table.name: [tuple(_SOME[str(column.type)] for column in self.table.row)]})
         except duckdb.Error as error:
-            raise UsageError(f"--keep-when {text!r}: {error}") from None
+            raise UsageError(f"--keep-when {text!r}: {str(error).splitlines()[0]}") from None
 
     def check(self, rows: Rows) -> str | None:
         """What made it go off, in words; None: nothing did."""

@@ -338,16 +338,76 @@ def test_when_both_are_killed_the_run_can_be_read_and_its_memory_is_given_back(
     assert salvage() == 0
 
 
-def test_memory_of_a_deleted_run_is_given_back(run_dir: Path, other: Callable[..., OtherCompanion]) -> None:
+def test_memory_of_a_run_that_moved_is_kept_while_it_holds_something(
+    run_dir: Path, other: Callable[..., OtherCompanion], caplog: pytest.LogCaptureFixture
+) -> None:
     companion = other()
     writer = Writer(companion.environment, 0, "close")
     writer.write(pass_frame(0))
+    companion.pause()
+    writer.write(pass_frame(1))
     memory = (rank_dir(run_dir, 0) / LINK).readlink()
     companion.kill()
     writer.kill()
+    moved = run_dir.rename(run_dir.with_name("moved"))
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        assert salvage() == 0
+    assert "which was moved or deleted" in caplog.text
+    assert numbers(Run.open(moved)) == [0, 1]
+    moved.rename(run_dir)
+    assert salvage() == 1
+    assert not memory.exists()
+    assert numbers(Run.open(run_dir)) == [0, 1]
+
+
+def test_memory_of_a_deleted_run_without_anything_new_is_given_back(
+    run_dir: Path, other: Callable[..., OtherCompanion]
+) -> None:
+    companion = other()
+    sink = companion.connect()
+    sink.write(pass_frame(0))
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    until(lambda: sink._ring.read == sink._ring.written)
+    companion.kill()
+    sink._abandon()
     shutil.rmtree(run_dir)
     salvage()
     assert not memory.exists()
+
+
+def test_a_damaged_ring_is_in_nobodys_way(
+    run_dir: Path, other: Callable[..., OtherCompanion], caplog: pytest.LogCaptureFixture
+) -> None:
+    companion = other()
+    writer = Writer(companion.environment, 0, "close")
+    writer.write(pass_frame(0))
+    companion.pause()
+    writer.write(pass_frame(1))
+    memory = (rank_dir(run_dir, 0) / LINK).readlink()
+    companion.kill()
+    writer.kill()
+    data = bytearray(memory.read_bytes())
+    data[8192:] = bytes(len(data) - 8192)
+    memory.write_bytes(data)
+    with caplog.at_level(logging.WARNING, "schedscope.recorder"):
+        assert salvage() == 0
+    assert "can't be written to disk: no frame starts here" in caplog.text
+    assert len(list((run_dir / "rank=0").glob("*.journal"))) == 1, "and nothing half done is left"
+    assert Run.open(run_dir).status == "interrupted"
+    memory.unlink()
+
+
+def test_dead_companions_leave_no_sockets(other: Callable[..., OtherCompanion]) -> None:
+    companion = other()
+    address = Path(companion.environment[SOCKET_VARIABLE])
+    salvage()
+    assert address.exists(), "it lives"
+    companion.process.kill()
+    companion.stop()
+    salvage()
+    assert not address.parent.exists()
+    address.parent.mkdir()
+    address.touch()
 
 
 def test_stop_does_not_wait_forever_for_a_writer(companion: Companion, run_dir: Path) -> None:

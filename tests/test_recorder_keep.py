@@ -167,10 +167,39 @@ def test_passes_and_steps_can_be_watched_too() -> None:
     assert Trigger("end_reason = 'abort: by whom'").check({}) is None
 
 
-@pytest.mark.parametrize("text", ["ttft > 5", "passes: nonsense", "1 = 1; drop table x", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ttft > 5",
+        "passes: nonsense",
+        "decisions: need > 1",
+        "1 = 1; drop table x",
+        "true; select 1 --",
+        "rid::int > 5",
+        "rid in (select * from read_csv('/etc/passwd'))",
+        "",
+    ],
+)
 def test_conditions_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--keep-when"):
         Trigger(text)
+
+
+def test_a_condition_that_fails_later_is_given_up_and_the_recorder_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = create_run(tmp_path)
+    failing, good = Trigger("case when rid = 'x' then false else end_reason::int > 5 end"), Trigger("ttft_ms > 2000")
+    options = Options(limits=Limits(passes=1), triggers=(failing, good), after_s=0.05)
+    with caplog.at_level("WARNING", "schedscope.recorder"), Companion.start(run_dir, options) as companion:
+        sink = connect(companion)
+        for number in range(5):
+            bad = row("requests", rid="y", end_reason="no number")
+            sink.write(pass_frame(number, requests=[bad, ended(f"q{number}", 2500)]))
+        until(lambda: kept_runs(run_dir))
+        sink.close()
+    assert caplog.text.count("it is not looked at any more") == 1
+    assert passes(Run.open(run_dir)) == list(range(5))
 
 
 def test_control_over_http(tmp_path: Path) -> None:

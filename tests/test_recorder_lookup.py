@@ -248,3 +248,18 @@ def test_a_live_run_decodes_each_frame_once(run_dir: Path, monkeypatch: pytest.M
         assert len(run.pass_rows(0, number)["steps"]) == 1
     assert len(decoded) == 50
     sink.close()
+
+
+def test_sql_never_sees_a_damaged_byte(tmp_path: Path) -> None:
+    path = simulate(tmp_path, SchedulerConfig(max_total_tokens=600), seed=2, requests=20)
+    (file,) = path.glob("rank=0/*.p*/passes.parquet")
+    data = bytearray(file.read_bytes())
+    for position in range(4, len(data), 37):
+        damaged = bytearray(data)
+        damaged[position] ^= 16
+        file.write_bytes(damaged)
+        with pytest.raises(RunFormatError, match=r"passes\.parquet: damaged"):
+            Run.open(path).connect()
+    file.write_bytes(data)
+    with Run.open(path).connect() as connection:
+        assert connection.execute("select count(*) from passes").fetchall()[0][0] > 0

@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.ordering import POLICIES
-from schedscope.engine.scheduler import Scheduler
+from schedscope.engine.request import Request, SamplingParams
+from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.snapshot import restore_snapshot, take_snapshot
-from schedscope.recorder.hello import Detail
+from schedscope.engine.tokens import encode
+from schedscope.recorder.direct_sink import DirectSink
+from schedscope.recorder.hello import Description, Detail, Tokens
+from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
+from schedscope.recorder.schema import TABLES
+from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.verify import verify
 from simulation import Workload, drive, record
 
@@ -103,6 +109,31 @@ def test_hashed_tokens_tell_nothing_but_equality(tmp_path: Path, page_size: int,
     assert [len(ids) for ids in recorded["full"]] == [len(ids) for ids in recorded["hashed"]]
     known = {i for ids in recorded["full"] for i in ids}
     assert known.isdisjoint({i for ids in recorded["hashed"] for i in ids if i})
+
+
+@pytest.mark.parametrize("tokens", ["hashed", "none"])
+def test_nothing_of_a_clients_tokens_or_texts_is_kept(tmp_path: Path, tokens: Tokens) -> None:
+    path = create_run(tmp_path, "private")
+    config = SchedulerConfig()
+    sink = DirectSink(
+        path, 0, Description(config=config.to_dict()), detail=Detail(level="full", tokens=tokens), key=b"k"
+    )
+    tracer = RunTracer(sink)
+    scheduler = Scheduler(config, tracer)
+    tracer.attach(scheduler)
+    sampling = SamplingParams(stop=("SECRET",), stop_token_ids=(77_123_456,))
+    scheduler.arrive(Request(rid="r", prompt=encode([77_123_457] * 40), sampling=sampling), 0.0)
+    step = scheduler.step(0.0)
+    assert step.batch is not None
+    scheduler.commit(step.batch, [77_123_458], {"r": Finish("stop", "SECRET")}, 0.1)
+    tracer.close()
+    run = Run.open(path)
+    for table in TABLES:
+        kept = str(run.table(table).to_pylist())
+        assert "SECRET" not in kept
+        assert "771234" not in kept
+    if tokens == "hashed":
+        assert verify(run, 0).divergence is None
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
