@@ -151,15 +151,24 @@ def measure(workload: Workload, level: Level, passes: int, folder: Path) -> Json
             theirs.append(sglang_s)
             with_recorder.append(times[recorded])
             without.append(times[bare])
+        alone = []
+        for _ in range(passes // 2):
+            recorded.arrive(workload.arrivals(range(arrived, arrived + TURNOVER)))
+            arrived += TURNOVER
+            tracer.arrived()
+            recorded.step()
+            alone.append(tracer.take()[0])
         sink.close()
         dropped = sink.dropped
     run = Run.open(companion.run_dir)
-    assert run.passes(0).count == WARM_UP + passes, "a pass is missing"
+    assert run.passes(0).count == WARM_UP + passes + passes // 2, "a pass is missing"
     assert not run.gaps
     assert not dropped
     return {
         "waiting": workload.waiting,
         "level": level,
+        "alone_us": _us(statistics.median(alone)),
+        "share_alone": _round(statistics.median(alone) / statistics.median(theirs)),
         "capture_us": _us(statistics.median(micros)),
         "sglang_us": _us(statistics.median(theirs)),
         "share": _round(statistics.median(shares)),
@@ -218,7 +227,8 @@ def main() -> int:
     parser.add_argument("--levels", default=",".join(reversed(LEVELS)))
     args = parser.parse_args()
     sglang_order.prepare()
-    print(f"{'waiting':>7} {'level':10} {'capture':>9} {'SGLang':>9} {'share':>7} {'+ requests':>10} ", end="")
+    print(f"{'waiting':>7} {'level':10} {'SGLang':>9} {'alone':>8} {'share':>7} {'mixed':>8} {'share':>7} ", end="")
+    print(f"{'+ requests':>10} ", end="")
     print(f"{'pass':>7} {'p99.9':>7} {'own step':>9} {'p99.9':>7}")
     rows = []
     for waiting in map(int, args.waiting.split(",")):
@@ -227,7 +237,8 @@ def main() -> int:
                 row = measure(replace(WORKLOADS[0], waiting=waiting), level, args.passes, Path(folder))
             rows.append(row)
             print(
-                f"{waiting:>7} {level:10} {row['capture_us']:>6} us {row['sglang_us']:>6} us {row['share']:>7.2%} "
+                f"{waiting:>7} {level:10} {row['sglang_us']:>6} us {row['alone_us']:>5} us {row['share_alone']:>7.2%} "
+                f"{row['capture_us']:>5} us {row['share']:>7.2%} "
                 f"{row['share_with_requests']:>10.2%} {row['pass_ratio']:>7.4f} {row['p999_ratio']:>7.3f} "
                 f"{row['own_step_ratio']:>9.3f} {row['own_step_p999_ratio']:>7.3f}",
                 flush=True,
