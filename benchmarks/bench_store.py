@@ -27,8 +27,8 @@ from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
-from schedscope.recorder.segment import LEVEL, Index, make_segment, to_arrow
+from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.recorder.segment import LEVEL, Index, make_segment
 
 POLICIES = ("lpm", "hrrn", "fcfs", "dfs-weight")
 QUEUE = 128

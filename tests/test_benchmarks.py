@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -27,3 +29,13 @@ def test_a_live_reader_misses_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     looks = json.loads(figures.read_text())
     assert [look["passes_behind_max"] for look in looks.values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("bench_*.py")))
+def test_benchmarks_start(name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"], capture_output=True, text=True, cwd=BENCHMARKS
+    )
+    if "No module named 'sglang'" in ended.stderr:
+        pytest.skip("needs SGLang")
+    assert ended.returncode == 0, ended.stderr
