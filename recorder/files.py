@@ -27,6 +27,7 @@ PASS = "pass"
 _ENCODINGS = {"delta": "DELTA_BINARY_PACKED", "split": "BYTE_STREAM_SPLIT", "length": "DELTA_LENGTH_BYTE_ARRAY"}
 _ROW_GROUP_BYTES = 32 * 2**20
 """Rough size in memory at which a row group ends before it has its rows: token lists and states can be long."""
+_PAGE_BYTES = 8 * 2**20
 _DICTIONARY_BYTES = 32_768
 _OPEN = 128
 _DECODED_BYTES = 48 * 2**20
@@ -121,6 +122,8 @@ def _options(table: Table, level: int) -> dict[str, Any]:
         "column_encoding": {leaf: _ENCODINGS[e] for leaf, e in written.items() if e in _ENCODINGS},
         # Only what grows tells a reader which row groups to leave out.
         "write_statistics": [leaf for leaf, encoding in written.items() if encoding == "delta"],
+        # As far back as zstd looks: prompts that begin alike then cost little more than one.
+        "data_page_size": _PAGE_BYTES,
         "write_page_checksum": True,
     }
 

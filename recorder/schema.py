@@ -535,7 +535,7 @@ _TOKENS = Table(
         ),
         Column("ids", _IDS, None, "Token ids, from there on."),
     ),
-    row_group=4_096,
+    row_group=16_384,
 )
 
 _CHECKPOINTS = Table(
