@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,17 +109,21 @@ def test_every_policy_replays(tmp_path: Path, model: Model, policy: str, page_si
         priority_scheduling_preemption_threshold=1,
         enable_mixed_chunk=preempts,
     )
-    run, report = serve_and_record(
-        tmp_path, model, config, conversations(50, speed=40, outputs=12, priorities=preempts)
-    )
-    assert_identical(run)
-    assert report.completed + sum(f.count for f in report.failures) == 50
-    assert report.completed > 30
-    happened = Counter(row["kind"] for row in run.rows("events", 0))
-    assert happened["evict"] > 0
-    assert happened["retract"] > 0
-    assert (happened["preempt"] > 0) == preempts
-    assert any(row["chunked_out"] for row in run.rows("passes", 0))
+    wanted = {"evict", "retract", "chunk"} | ({"preempt"} if preempts else set())
+    happened: set[str] = set()
+    # How much meets depends on the machine and on what else it does.
+    for speed in (40, 20, 80, 10, 160):
+        use = conversations(50, speed=speed, outputs=12, priorities=preempts)
+        run, report = serve_and_record(tmp_path / str(speed), model, config, use)
+        assert_identical(run)
+        assert report.completed + sum(f.count for f in report.failures) == 50
+        assert report.completed > 30
+        happened |= {row["kind"] for row in run.rows("events", 0)}
+        happened |= {"chunk"} if any(row["chunked_out"] for row in run.rows("passes", 0)) else set()
+        assert preempts or "preempt" not in happened
+        if wanted <= happened:
+            break
+    assert wanted <= happened
 
 
 def _requests(count: int, *, ignore_eos: bool = True, pause_s: float = 0.0, **parameters: Any) -> Callable[[str], Any]:
