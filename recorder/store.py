@@ -22,6 +22,7 @@ from schedscope.engine.errors import StoreError, UsageError
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_TRIES = 5
 _CHUNK = 8 * 2**20
 """Bytes that are moved at a time."""
 _CONNECT_S = 5.0
@@ -105,10 +106,16 @@ class Store:
         self._connected: tuple[pafs.FileSystem, str] | None = None
 
     def read(self, name: str) -> bytes:
-        """An object's content."""
+        """An object's content, also of one that is being replaced."""
         fs, path = self._at(name)
-        with self._explained(name), fs.open_input_file(path) as stream:
-            content: bytes = stream.readall()
+        content = b""
+        for _ in range(_TRIES):
+            with self._explained(name):
+                with fs.open_input_file(path) as stream:
+                    content = stream.readall()
+                # Replaced by a longer one between the look at its size and the reading, it would be cut off.
+                if fs.get_file_info(path).size == len(content):
+                    break
         return content
 
     def download(self, name: str, target: Path) -> None:
