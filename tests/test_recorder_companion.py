@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import SOON_S, until
 from rows import DECISIONS, pass_frame
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion
@@ -30,8 +31,6 @@ from schedscope.recorder.ring import LINK, remove_ring
 from schedscope.recorder.run import Run
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSink, open_sink
-
-SOON_S = 20.0
 
 WRITER = """
 import os, sys, time
@@ -57,13 +56,6 @@ with Companion.start(sys.argv[1], options) as companion:
     print(json.dumps(companion.environment()), flush=True)
     sys.stdin.read()
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def numbers(run: Run, rank: int = 0) -> list[int]:

@@ -6,10 +6,11 @@ import logging
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import until
 from rows import pass_frame, row
 from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.companion import Companion
@@ -20,15 +21,6 @@ from schedscope.recorder.rank_log import Limits, rank_dir
 from schedscope.recorder.ring import LINK
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import CompanionSink, open_sink
-
-SOON_S = 20.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def connect(companion: Companion, rank: int = 0) -> CompanionSink:

@@ -10,10 +10,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import SOON_S, until
 from rows import pass_frame, row
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion
@@ -26,15 +26,6 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.trigger import Trigger
-
-SOON_S = 20.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def connect(companion: Companion) -> CompanionSink:
