@@ -44,6 +44,9 @@ class Reason(StrEnum):
     CURRENT_SPENT = "current_spent"
     INPUT_SPENT = "input_spent"
     CHUNK_SPENT = "chunk_spent"
+    # of a recorded server
+    UNKNOWN = "unknown"
+    """It did not say, and nobody has worked it out yet."""
 
 
 class Verdict(NamedTuple):

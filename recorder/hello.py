@@ -27,6 +27,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     config: dict[str, Any] = {}
     """The scheduler's configuration; what JSON doesn't know is kept as its repr."""
     model: str | None = None
+    source_gaps: list[dict[str, str]] = []
+    """What it does and can't be seen: `feature` and `effect`."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):

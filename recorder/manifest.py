@@ -98,8 +98,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Rank to table to rows; empty until sealed."""
     gaps: list[Gap] = []
     """While recording, only those that the files themselves don't show."""
-    source_gaps: list[dict[str, Any]] = []
-    """What the source itself could not tell."""
+    source_gaps: list[dict[str, str]] = []
+    """What the source itself could not tell: `feature` and `effect`."""
 
     def config_of(self, rank: int) -> dict[str, Any]:
         """The configuration of a rank's scheduler."""
@@ -125,6 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             model=self.model or description.model,
             config=config if first else self.config,
             rank_configs=configs,
+            source_gaps=[*self.source_gaps, *(gap for gap in description.source_gaps if gap not in self.source_gaps)],
         )
 
 

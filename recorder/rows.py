@@ -15,15 +15,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from schedscope.engine.budget import Remaining
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.dedup import Duplicate
+from schedscope.engine.delayer import Negotiation
 from schedscope.engine.ordering import Key, Keys
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.verdict import Result
+from schedscope.engine.verdict import Result, Verdict
 from schedscope.engine.view import View, Waiting
 
 Row = tuple[Any, ...]
@@ -32,20 +34,61 @@ _encode = msgspec.msgpack.Encoder().encode
 _facts = itemgetter(*(Waiting._fields.index(name) for name in ("rid", "prefix_len", "matched")))
 
 
-def state_facts(state: SchedulerState) -> dict[str, Any]:
+class StateFacts(NamedTuple):
     """The columns of `steps` that tell the state in which a step's batch goes to the model."""
-    return {
-        "running": len(state.running),
-        "queue_len": len(state.queue),
-        "available": state.pool.available,
-        "evictable": state.cache.evictable,
-        "protected": state.cache.protected,
-        "pool_size": state.pool.size,
-        "batch_is_full": state.batch_is_full,
-        "batch_is_full_pass": state.batch_is_full_pass,
-        "new_token_ratio": state.new_token_ratio,
-        "processed_tokens": state.processed_tokens,
-    }
+
+    running: int
+    queue_len: int
+    available: int
+    evictable: int
+    protected: int
+    pool_size: int
+    batch_is_full: bool
+    batch_is_full_pass: int | None
+    new_token_ratio: float
+    processed_tokens: int
+
+
+def state_facts(state: SchedulerState) -> StateFacts:
+    """Those of a scheduler of ours."""
+    return StateFacts(
+        len(state.running),
+        len(state.queue),
+        state.pool.available,
+        state.cache.evictable,
+        state.cache.protected,
+        state.pool.size,
+        state.batch_is_full,
+        state.batch_is_full_pass,
+        state.new_token_ratio,
+        state.processed_tokens,
+    )
+
+
+class PassFacts(NamedTuple):
+    """What a row of `passes` tells, see its columns."""
+
+    now: float
+    configured: str
+    active: str
+    fallback: str | None
+    queue_len: int
+    running: int
+    chunked_in: str | None
+    chunked_out: str | None
+    chunk_limit: int | None
+    stop: str
+    before: Remaining
+    after: Remaining
+    batch_is_full_before: bool
+    batch_is_full: bool
+    new_token_ratio: float
+    processed_tokens: int
+    refresh_calls: int
+    random_state: RandomState | None
+    negotiation: Negotiation | None
+    admitted: int
+    preempted: Sequence[str]
 
 
 def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
@@ -64,9 +107,27 @@ def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
     if block > 1:
         duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
     facts = list(map(_facts, ranked.queue))
-    verdicts = plan.admission.verdicts
+    return pack_columns(names, columns, facts, duplicates, list(ranked.positions), plan.admission.verdicts)
+
+
+def pack_columns(
+    names: Sequence[str],
+    keys: Sequence[Sequence[Any]],
+    facts: Sequence[tuple[str, int, int]],
+    duplicates: Sequence[Duplicate | None],
+    positions: Sequence[int],
+    verdicts: Sequence[Verdict],
+) -> tuple[int, bytes]:
+    """The same of a decision in columns: per request of the queue before sorting, but for `positions` and `verdicts`.
+
+    Args:
+        names: of the fields of the keys; none if the keys are not known.
+        keys: a column per field.
+        facts: rid, prefix_len and matched.
+        positions: in the order after sorting: where each request stood before.
+    """
     count = len(facts) + (bool(verdicts) and verdicts[0].result is Result.CHUNK)
-    return count, _encode((names, columns, facts, duplicates, list(ranked.positions), verdicts))
+    return count, _encode((names, keys, facts, duplicates, positions, verdicts))
 
 
 def _columns(keys: Sequence[Key]) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
@@ -119,27 +180,12 @@ def finite(value: Any) -> Any:
     return value
 
 
-def pass_row(
-    number: int,
-    step: int,
-    seq: int,
-    view: View,
-    plan: Plan,
-    random_state: RandomState | None,
-    digest: str,
-    decide_ns: int,
-) -> Row:
-    """The `passes` row of a pass. An empty digest is filled in where the decision is unpacked."""
+def pass_facts(view: View, plan: Plan, random_state: RandomState | None) -> PassFacts:
+    """What to tell of a pass that was decided here."""
     assert plan.ordering is not None
     assert plan.admission is not None
     ordering, admission = plan.ordering, plan.admission
-    before = admission.budget
-    after = admission.verdicts[-1].remaining if admission.verdicts else before
-    verdict = plan.negotiation
-    return (
-        number,
-        step,
-        seq,
+    return PassFacts(
         view.now,
         ordering.configured,
         ordering.active,
@@ -150,6 +196,37 @@ def pass_row(
         admission.chunked_rid,
         admission.chunk_limit,
         admission.stop,
+        admission.budget,
+        admission.verdicts[-1].remaining if admission.verdicts else admission.budget,
+        view.batch_is_full,
+        plan.batch_is_full,
+        view.new_token_ratio,
+        view.processed_tokens,
+        view.refresh_calls,
+        random_state,
+        plan.negotiation,
+        len(admission.admitted),
+        admission.preempted,
+    )
+
+
+def pass_row(number: int, step: int, seq: int, facts: PassFacts, digest: str, decide_ns: int) -> Row:
+    """The `passes` row of a pass. An empty digest is filled in where the decision is unpacked."""
+    before, after, verdict = facts.before, facts.after, facts.negotiation
+    return (
+        number,
+        step,
+        seq,
+        facts.now,
+        facts.configured,
+        facts.active,
+        facts.fallback,
+        facts.queue_len,
+        facts.running,
+        facts.chunked_in,
+        facts.chunked_out,
+        facts.chunk_limit,
+        facts.stop,
         float(before.total),
         float(before.current),
         before.input,
@@ -158,12 +235,12 @@ def pass_row(
         float(after.current),
         after.input,
         after.chunk,
-        view.batch_is_full,
-        plan.batch_is_full,
-        view.new_token_ratio,
-        view.processed_tokens,
-        view.refresh_calls,
-        None if random_state is None else _hash(random_state),
+        facts.batch_is_full_before,
+        facts.batch_is_full,
+        facts.new_token_ratio,
+        facts.processed_tokens,
+        facts.refresh_calls,
+        None if facts.random_state is None else _hash(facts.random_state),
         None if verdict is None else verdict.allow,
         None if verdict is None else verdict.reason,
         None if verdict is None else verdict.estimation,
@@ -173,8 +250,8 @@ def pass_row(
         None if verdict is None else verdict.slot_condition,
         None if verdict is None else verdict.queue_condition,
         None if verdict is None else json.dumps(verdict.report._asdict()),
-        len(admission.admitted),
-        list(admission.preempted),
+        facts.admitted,
+        list(facts.preempted),
         decide_ns,
         digest,
     )

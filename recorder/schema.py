@@ -538,6 +538,27 @@ _TOKENS = Table(
     row_group=16_384,
 )
 
+_VIEWS = Table(
+    "views",
+    "What a pass of another scheduler than ours could read, as far as the other tables don't tell. One row per pass; "
+    "empty where we scheduled, since a re-run then makes it.",
+    (
+        _RANK,
+        Column("pass", _INT64, None, "The pass.", encoding="delta"),
+        _seq("Logical tick of the pass."),
+        Column(
+            "view",
+            _BINARY,
+            "msgpack",
+            "An array: rids of the running batch; their output tokens; places of those that ended; tokens that the cache "
+            "holds locked for each; KV tokens of each; free and evictable tokens; free request rows; the chunked "
+            "request; fill lengths of the queue; largest recent prefill batch; pool usage; the delayer's state; reports "
+            "of other ranks; the delayer's clock; state of the random generator.",
+        ),
+    ),
+    row_group=256,
+)
+
 _CHECKPOINTS = Table(
     "checkpoints",
     "The scheduler's state now and then: any later pass is rebuilt from here and the events behind it.",
@@ -569,7 +590,7 @@ _CHECKPOINTS = Table(
 )
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (_STEPS, _PASSES, _DECISIONS, _REQUESTS, _EVENTS, _TOKENS, _CHECKPOINTS)
+    table.name: table for table in (_STEPS, _PASSES, _DECISIONS, _REQUESTS, _EVENTS, _TOKENS, _VIEWS, _CHECKPOINTS)
 }
 
 

@@ -23,7 +23,7 @@ from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
-from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_row, state_facts
+from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_facts, pass_row, state_facts
 from schedscope.recorder.sink import Sink
 
 _STIMULI = frozenset({"arrive", "abort", "flush", "finish"})
@@ -168,8 +168,11 @@ class RunTracer(Tracer):
                 None if detail is None else str(detail),
             ),
         )
-        if self._step is None and not (self._scheduler and self._scheduler.busy):
+        if self._is_resting():
             self._flush()  # there may be no step for a long time
+
+    def _is_resting(self) -> bool:
+        return self._step is None and not (self._scheduler and self._scheduler.busy)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -187,7 +190,8 @@ class RunTracer(Tracer):
         count, packed = pack_decision(plan, self._block)
         kept = self._keeps_decisions and number % self._detail.sample == 0
         digest = "" if kept else decision_hash(packed)
-        row = pass_row(number, self._step_number(), self._next_seq(), view, plan, random_state, digest, decided_ns)
+        facts = pass_facts(view, plan, random_state)
+        row = pass_row(number, self._step_number(), self._next_seq(), facts, digest, decided_ns)
         self._put("passes", row)
         self._put(DECIDED, (count, packed) if kept else (0, b""))
         self._spent_ns += self._clock_ns() - begin_ns
@@ -195,7 +199,7 @@ class RunTracer(Tracer):
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; its times follow with `on_committed`."""
         begin_ns = self._forward_began_ns = self._clock_ns()
-        self._step = (record, begin_ns, tuple(state_facts(state).values()))
+        self._step = (record, begin_ns, state_facts(state))
         if record.batch is None:
             self.on_committed(state)
             return

@@ -11,7 +11,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.errors import UsageError
 from schedscope.engine.ordering import POLICIES
-from schedscope.replay.replayer import Moment
+from schedscope.replay.moment import Moment
 
 SHAPED_THE_STATE = frozenset(
     {

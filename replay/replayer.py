@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
-from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.decisions import append
 from schedscope.recorder.frame import Body, Rows, unpack
@@ -28,18 +26,10 @@ from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
+from schedscope.replay.moment import Moment
 from schedscope.replay.rebuild import LostError, Rebuild, reports_of
 from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
-
-
-class Moment(NamedTuple):
-    """A scheduler just before a recorded pass."""
-
-    number: int
-    view: View
-    random_state: RandomState | None
-    config: SchedulerConfig
 
 
 class Start(NamedTuple):

@@ -206,7 +206,7 @@ class _Watch(Tracer):
         self.waiting = len(state.queue)
         computed = 0 if batch is None else sum(member.end - member.start for member in batch.members)
         head = (record.kind, record.gate, record.pass_number, computed)
-        self._facts = (*head, *state_facts(state).values())
+        self._facts = (*head, *state_facts(state))
 
     def compare(self, row: Row) -> None:
         """Hold the last step against a row of `steps`. Raises RunFormatError for another state."""

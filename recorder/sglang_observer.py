@@ -1,0 +1,586 @@
+"""Watches a scheduler of SGLang at work, and records what it does. It reads; it never changes anything.
+
+Its methods are called by the hooks of `schedscope.recorder.sglang_plugin`, before or after the method of SGLang that
+each is named for. They run on the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+from schedscope.engine import tokens
+from schedscope.engine.budget import Remaining
+from schedscope.engine.chance import RandomState
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.decision import gate
+from schedscope.engine.dedup import Duplicate
+from schedscope.engine.delayer import DelayerState, Negotiation, Report
+from schedscope.engine.live import Live
+from schedscope.engine.request import Request, SamplingParams
+from schedscope.engine.scheduler import describe_request
+from schedscope.engine.tracer import Event
+from schedscope.engine.verdict import Reason, Result, Verdict
+from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
+from schedscope.recorder.rows import PassFacts, StateFacts, pack_columns
+from schedscope.recorder.sink import Sink
+from schedscope.recorder.source_tracer import SourceTracer, StepFacts
+
+Req = Any
+"""`sglang.srt.managers.schedule_batch.Req`."""
+Batch = Any
+"""`sglang.srt.managers.schedule_batch.ScheduleBatch`."""
+
+IDLE_NS = 1_000_000_000
+"""Idle turns are noted at least so often, as one step."""
+_ENDS = {"FINISH_ABORT": "abort", "FINISH_LENGTH": "length"}
+_UNHELD = Duplicate(None, 0)
+"""Held back; for whom is not known."""
+_rid = attrgetter("rid")
+_facts = attrgetter("rid", "prefix_len", "num_matched_prefix_tokens")
+_protected = attrgetter("kv.cache_protected_len")
+_allocated = attrgetter("kv.kv_allocated_len")
+
+
+class _Pass:
+    """A pass while it is made."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.active = ""
+        self.order: list[Req] = []
+        """The queue before it was sorted."""
+        self.ranked: list[Req] = []
+        self.held: frozenset[str] | set[str] = frozenset()
+        self.adder: Any = None
+        self.before: Remaining | None = None
+        self.verdicts: list[Verdict] = []
+        self.preempted: list[str] = []
+        self.preempting: tuple[str, ...] = ()
+        """Released to look at the request that comes next."""
+        self.negotiation: Negotiation | None = None
+        self.began_ns = 0
+        self.calls = 0
+        self.chance: RandomState | None = None
+
+
+class _Entered(NamedTuple):
+    """What a turn found before its pass."""
+
+    batch_is_full: bool
+    chunked: ObservedChunk | None
+    waiting: int
+    running: list[Req]
+    free_rows: int
+
+
+class Observer:
+    """Records one scheduler.
+
+    Args:
+        scheduler: `sglang.srt.managers.scheduler.Scheduler`, built.
+        config: what `schedscope.recorder.sglang_config` read off it.
+        sink: where records go.
+        place: of this rank among the rows that ranks tell each other for the prefill delayer.
+    """
+
+    def __init__(self, scheduler: Any, config: SchedulerConfig, sink: Sink, place: int = 0) -> None:
+        self._scheduler = scheduler
+        self._config = config
+        self._pool = scheduler.token_to_kv_pool_allocator
+        self._cache = scheduler.tree_cache
+        self._tracer = SourceTracer(sink, self._config)
+        self._lives: dict[str, Live] = {}
+        self._step = self._passes = 0
+        self._now = 0.0
+        self._begun_ns = 0
+        self._idle: tuple[int, float, int] | None = None
+        """When the idle time began, ns and s, and its turns."""
+        self._pass: _Pass | None = None
+        self._entered: _Entered | None = None
+        self._gate: str | None = None
+        self._full_since: int | None = None
+        self._retracted: list[str] = []
+        self._forms_pass: int | None = None
+        self._reports: tuple[Report, ...] = ()
+        self._own_report = Report()
+        self._before_sampling: list[int] = []
+        self._observed: Observed
+        self._keeps_fills = config.priority_preemption
+        self._place = place
+
+    @property
+    def attached(self) -> bool:
+        """Whether anything is still recorded."""
+        return self._tracer.attached
+
+    def close(self) -> None:
+        """Hand over what is left."""
+        self._end_idle()
+        self._tracer.close()
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def arrives(self, req: Req) -> None:
+        """Before it joins the queue for the first time."""
+        self._end_idle()
+        if req.rid in self._lives:
+            return
+        request = _request(req)
+        live = self._lives[req.rid] = Live(request, req.priority or 0)
+        self._tracer.on_event(
+            Event("arrive", time.perf_counter(), req.rid, live.prompt_len, detail=describe_request(request))
+        )
+        self._tracer.on_prompt(live)
+
+    def joined(self, req: Req) -> None:
+        """After it was offered to the queue."""
+        queue = self._scheduler.waiting_queue
+        if queue and queue[-1] is req:
+            detail = {"processed_tokens": req.arrival_processed_tokens, "priority": req.priority}
+            self._tracer.on_event(Event("queue", req.time_stats.wait_queue_entry_time, req.rid, detail=detail))
+
+    def aborts(self, rid: str, everyone: bool) -> None:
+        """Before requests are taken back: those whose ids begin so, or all."""
+        self._end_idle()
+        for own in [own for own in self._lives if everyone or own.startswith(rid)]:
+            self._tracer.on_event(Event("abort", time.perf_counter(), own))
+
+    def turned_away(self, req: Req, message: str | None) -> None:
+        """After a request ended outside of a batch."""
+        live = self._lives.pop(req.rid, None)
+        if live is not None:
+            self._update(live, req)
+            self._tracer.on_end(live, "abort", message)
+
+    def flushed(self) -> None:
+        """After the prefix cache was emptied."""
+        self._end_idle()
+        self._tracer.on_event(Event("flush", time.perf_counter()))
+
+    def retracted(self, reqs: Sequence[Req]) -> None:
+        """After running requests lost their memory."""
+        for req in reqs:
+            self._lives[req.rid].retractions += 1
+            self._retracted.append(req.rid)
+            self._tracer.on_event(Event("retract", self._now, req.rid, len(req.output_ids)))
+
+    def inserted(self, req: Req, count: int) -> None:
+        """After the cache took in what a request has computed."""
+        self._tracer.on_event(Event("insert", self._now, req.rid, count))
+
+    def evicted(self, count: int) -> None:
+        """After the cache let go of tokens."""
+        if count:
+            self._tracer.on_event(Event("evict", self._now, tokens=count))
+
+    # ---- a turn of the loop --------------------------------------------------------------------------------
+
+    def turns(self) -> None:
+        """Before a turn is decided."""
+        self._begun_ns = time.monotonic_ns()
+        self._now = time.perf_counter()
+
+    def enters(self, running: Batch) -> None:
+        """Before a turn looks for requests to prefill."""
+        scheduler = self._scheduler
+        chunk = scheduler.chunked_req
+        if chunk is None and not scheduler.waiting_queue:
+            return
+        self._entered = _Entered(
+            running.batch_is_full,
+            None
+            if chunk is None
+            else ObservedChunk(
+                chunk.rid, chunk.prefix_len, len(chunk.output_ids), chunk.is_retracted, chunk.kv.cache_protected_len
+            ),
+            len(scheduler.waiting_queue),
+            running.reqs,
+            scheduler.req_to_token_pool.available_size(),
+        )
+
+    def leaves(self, running: Batch) -> None:
+        """After a turn has looked for requests to prefill."""
+        entered, self._entered = self._entered, None
+        made, self._pass = self._pass, None
+        if made is not None:
+            assert entered is not None
+            self._finish_pass(made, entered, running.batch_is_full)
+        else:
+            facts = (False, False, 0, 0, 0)
+            if entered is not None:
+                rows = entered.free_rows
+                facts = (
+                    entered.batch_is_full,
+                    entered.chunked is not None,
+                    entered.waiting,
+                    len(entered.running),
+                    rows,
+                )
+            plan = gate(self._config, *facts)
+            self._gate = plan.gate if plan is not None else None
+        if not running.batch_is_full:
+            self._full_since = None
+        elif entered is not None and not entered.batch_is_full:
+            self._full_since = made.number if made is not None else None
+
+    def formed(self, batch: Batch | None, running: Batch) -> None:
+        """After a turn has decided what to compute."""
+        scheduler = self._scheduler
+        kind = _kind(batch)
+        is_idle = (
+            batch is None
+            and not scheduler.waiting_queue
+            and not running.reqs
+            and scheduler.chunked_req is None
+            and not scheduler.last_batch
+            and self._forms_pass is None
+        )
+        if is_idle:
+            self._go_idle()
+            return
+        self._end_idle()
+        extend = (batch.extend_num_tokens or 0) if batch is not None else 0
+        record = StepFacts(
+            step=self._step,
+            now=self._now,
+            kind=kind,
+            gate=self._gate,
+            pass_number=self._forms_pass,
+            begun_ns=self._begun_ns,
+            batch_tokens=None if batch is None else extend if kind != "decode" else len(batch.reqs),
+            retracted=self._retracted,
+            reports=self._reports,
+        )
+        state = StateFacts(
+            running=len(running.reqs),
+            queue_len=len(scheduler.waiting_queue),
+            available=self._pool.available_size(),
+            evictable=self._cache.evictable_size(),
+            protected=self._cache.protected_size(),
+            pool_size=self._pool.size,
+            batch_is_full=running.batch_is_full,
+            batch_is_full_pass=self._full_since,
+            new_token_ratio=scheduler.new_token_ratio_tracker.current,
+            processed_tokens=scheduler.processed_tokens_counter + extend,
+        )
+        self._gate, self._forms_pass, self._retracted, self._reports = None, None, [], ()
+        self._tracer.begin_step(record, state)
+        self._step += 1
+
+    def _go_idle(self) -> None:
+        self._gate = None
+        now_ns = self._begun_ns
+        if self._idle is None:
+            self._idle = (now_ns, self._now, 1)
+            return
+        began_ns, began, turns = self._idle
+        self._idle = (began_ns, began, turns + 1)
+        if now_ns - began_ns > IDLE_NS:
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        if self._idle is None:
+            return
+        began_ns, began, turns = self._idle
+        self._idle = None
+        self._tracer.idle(self._step, turns, began, began_ns, self._idle_state())
+        self._step += turns
+
+    def _idle_state(self) -> StateFacts:
+        scheduler = self._scheduler
+        return StateFacts(
+            running=0,
+            queue_len=0,
+            available=self._pool.available_size(),
+            evictable=self._cache.evictable_size(),
+            protected=self._cache.protected_size(),
+            pool_size=self._pool.size,
+            batch_is_full=scheduler.running_batch.batch_is_full,
+            batch_is_full_pass=None,
+            new_token_ratio=scheduler.new_token_ratio_tracker.current,
+            processed_tokens=scheduler.processed_tokens_counter,
+        )
+
+    def computes(self, batch: Batch) -> None:
+        """Before a batch's results are taken in."""
+        self._before_sampling = [len(req.output_ids) for req in batch.reqs]
+
+    def computed(self, batch: Batch) -> None:
+        """After a batch's results were taken in."""
+        now = time.perf_counter()
+        lives: list[Live] = []
+        sampled: list[int] = []
+        for req, before in zip(batch.reqs, self._before_sampling, strict=True):
+            live = self._lives.get(req.rid)
+            if live is not None and len(req.output_ids) > before:
+                lives.append(live)
+                sampled.append(req.output_ids[before])
+        self._tracer.on_outputs(lives, sampled)
+        for live, token in zip(lives, sampled, strict=True):
+            live.append(token)
+            if live.output_len == 1:
+                self._tracer.on_event(Event("first_token", now, live.rid))
+        for req in batch.reqs:
+            if req.finished() and (live := self._lives.pop(req.rid, None)) is not None:
+                self._update(live, req)
+                reason = req.finished_reason
+                kind = _ENDS.get(type(reason).__name__, "stop")
+                told = reason.to_json()
+                detail = told.get("matched") if kind == "stop" else told.get("message")
+                self._tracer.on_event(
+                    Event("finish", now, req.rid, live.output_len, detail={"kind": kind, "detail": detail})
+                )
+                self._tracer.on_end(live, kind, detail)
+        self._tracer.end_step()
+
+    @staticmethod
+    def _update(live: Live, req: Req) -> None:
+        live.priority = req.priority or 0
+
+    # ---- a pass --------------------------------------------------------------------------------------------
+
+    def sorts(self, queue: Sequence[Req]) -> None:
+        """Before the queue is sorted."""
+        made = self._pass = _Pass(self._passes)
+        self._passes += 1
+        made.began_ns = time.monotonic_ns()
+        made.order = list(queue)
+        made.calls = self._scheduler.policy._waiting_prefix_refresh_calls
+        entered = self._entered
+        assert entered is not None
+        self._observed = self._observe(made, entered, queue)
+
+    def _observe(self, made: _Pass, entered: _Entered, queue: Sequence[Req]) -> Observed:
+        running = entered.running
+        scheduler = self._scheduler
+        delayer = scheduler.prefill_delayer
+        if self._config.schedule_policy == "random":
+            made.chance = RandomState(random.getstate())
+        return Observed(
+            running=list(map(_rid, running)),
+            output_lens=[len(req.output_ids) for req in running],
+            finished=[place for place, req in enumerate(running) if req.finished_reason is not None],
+            protected=list(map(_protected, running)),
+            allocated=list(map(_allocated, running)) if self._keeps_fills else [],
+            available=self._pool.available_size(),
+            evictable=self._cache.evictable_size(),
+            free_rows=entered.free_rows,
+            chunked=entered.chunked,
+            fill_lens=[len(req.full_untruncated_fill_ids) for req in queue] if self._keeps_fills else [],
+            max_prefill_bs=int(scheduler.max_prefill_bs),
+            delayer=None if delayer is None else _delayer_state(delayer),
+            random_state=[] if made.chance is None else list(made.chance[1]),
+        )
+
+    def held(self, rids: set[str]) -> None:
+        """After the queue was matched: who was held back as a duplicate."""
+        if self._pass is not None:
+            self._pass.held = rids
+
+    def sorted(self, queue: Sequence[Req]) -> None:
+        """After the queue was sorted."""
+        made = self._pass
+        assert made is not None
+        made.ranked = list(queue)
+        policy = self._scheduler.policy
+        made.active = policy._determine_active_policy(queue).value
+
+    def begins(self, adder: Any) -> None:
+        """After the budgets of a pass were set up."""
+        made = self._pass
+        if made is not None:
+            made.adder = adder
+            made.before = _remaining(adder)
+
+    def continued(self, adder: Any, req: Req) -> None:
+        """After the chunked request got its next piece."""
+        made = self._pass
+        if made is None:
+            return
+        unfinished = req.extend_end < len(req.full_untruncated_fill_ids)
+        said = (req.prefix_len, req.extend_end - req.prefix_len, unfinished, None, None, _remaining(adder))
+        made.verdicts.append(Verdict(req.rid, Result.CHUNK, Reason.CHUNK_CONTINUED, *said))
+
+    def looked(self, adder: Any, req: Req, result: str) -> None:
+        """After a waiting request was offered to the batch."""
+        made = self._pass
+        if made is None:
+            return
+        admitted = bool(adder.can_run_list) and adder.can_run_list[-1] is req
+        made.verdicts.append(
+            Verdict(
+                req.rid,
+                Result(result),
+                Reason.ADMITTED if result == "CONTINUE" else Reason.UNKNOWN,
+                req.prefix_len,
+                req.extend_end - req.prefix_len if admitted else None,
+                admitted and adder.new_chunked_req is req,
+                None,
+                None,
+                _remaining(adder),
+                made.preempting,
+            )
+        )
+        made.preempting = ()
+
+    def preempted(self, before: Sequence[Req], adder: Any) -> None:
+        """After running requests were released for the next one.
+
+        Args:
+            before: the running batch as it was.
+        """
+        made = self._pass
+        if made is None:
+            return
+        left = set(map(id, adder.running_batch.reqs))
+        made.preempting = tuple(req.rid for req in before if id(req) not in left)
+        made.preempted += made.preempting
+
+    # ---- the prefill delayer -------------------------------------------------------------------------------
+
+    def gathered(self, table: list[list[int]]) -> None:
+        """After the ranks told each other what they could do: a row each."""
+        reports = [Report(bool(a), bool(b), c, d, e, bool(f)) for a, b, c, d, e, f in table]
+        self._own_report = reports.pop(self._place)
+        self._reports = tuple(reports)
+
+    def negotiates(self, delayer: Any) -> tuple[float, Any]:
+        """Before the delayer decides: the clock, and what it remembers."""
+        return time.perf_counter(), delayer._curr_state
+
+    def negotiated(self, delayer: Any, began: float, state: Any, token_usage: float, output: Any) -> None:
+        """After the delayer decided, from a state in which it was before."""
+        made = self._pass
+        if made is None:
+            return
+        own = self._own_report
+        now = began
+        if own.queue_timeout_expired and state is not None:
+            # It read its clock a moment later.
+            now = max(now, state.start_time + self._config.prefill_delayer_max_delay_ms / 1000.0)
+        made.negotiation = Negotiation(
+            allow=output.output_allow,
+            reason=output.output_reason,
+            estimation=output.input_estimation,
+            num_prefillable=output.num_prefillable,
+            wait_forward_passes=output.wait_forward_passes,
+            wait_seconds=output.wait_seconds,
+            next_state=_delayer_state(delayer),
+            report=own,
+        )
+        told = {"reports": list(self._reports), "now": now, "token_usage": float(token_usage)}
+        self._observed = msgspec.structs.replace(self._observed, **told)
+
+    # ---- telling -------------------------------------------------------------------------------------------
+
+    def _finish_pass(self, made: _Pass, entered: _Entered, batch_is_full: bool) -> None:
+        adder, verdicts = made.adder, made.verdicts
+        before = made.before
+        assert before is not None
+        places = dict(zip(map(id, made.order), range(len(made.order)), strict=True))
+        positions = [places[id(req)] for req in made.ranked]
+        held = made.held
+        duplicates = [_UNHELD if req.rid in held else None for req in made.order] if held else [None] * len(positions)
+        count, packed = pack_columns((), (), list(map(_facts, made.order)), duplicates, positions, verdicts)
+        after = verdicts[-1].remaining if verdicts else before
+        chunked = self._scheduler.chunked_req
+        facts = PassFacts(
+            now=self._now,
+            configured=self._scheduler.policy.policy.value,
+            active=made.active,
+            fallback=self._fallback(made),
+            queue_len=len(made.order),
+            running=len(self._observed.running),
+            chunked_in=entered.chunked.rid if entered.chunked is not None else None,
+            chunked_out=chunked.rid if chunked is not None else None,
+            chunk_limit=adder.chunked_req_limit,
+            stop=self._stop(made),
+            before=before,
+            after=after,
+            batch_is_full_before=entered.batch_is_full,
+            batch_is_full=batch_is_full,
+            new_token_ratio=self._scheduler.new_token_ratio_tracker.current,
+            processed_tokens=self._scheduler.processed_tokens_counter,
+            refresh_calls=made.calls,
+            random_state=made.chance,
+            negotiation=made.negotiation,
+            admitted=len(adder.can_run_list),
+            preempted=made.preempted,
+        )
+        self._forms_pass = made.number
+        decided_ns = time.monotonic_ns() - made.began_ns
+        self._tracer.put_pass(made.number, facts, count, packed, decided_ns, pack_observed(self._observed))
+        for rid in made.preempted:
+            self._lives[rid].preemptions += 1
+            self._tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))
+        for verdict in verdicts:
+            if verdict.admitted:
+                live = self._lives.get(verdict.rid)
+                if live is not None and live.output_len == 0 and verdict.result is not Result.CHUNK:
+                    live.cached_tokens = verdict.prefix_len
+                detail = {"extend": verdict.extend_len, "chunked": verdict.chunked}
+                self._tracer.on_event(Event("admit", self._now, verdict.rid, verdict.prefix_len, detail=detail))
+
+    def _fallback(self, made: _Pass) -> str | None:
+        asked, policy = self._config.schedule_policy, self._scheduler.policy.policy.value
+        if policy != asked:
+            return "radix_cache_disabled"
+        return "queue_too_long" if made.active != policy else None
+
+    def _stop(self, made: _Pass) -> str:
+        looked = [verdict for verdict in made.verdicts if verdict.result is not Result.CHUNK]
+        if looked and looked[-1].result is not Result.CONTINUE:
+            return str(looked[-1].result)
+        if len(looked) == len(made.ranked):
+            return "queue_end"
+        if made.adder.budget_state().name == "OTHER":
+            return "budget"
+        return "preempt_failed" if self._config.priority_preemption else "no_slot"
+
+
+def _request(req: Req) -> Request:
+    """A request as it arrived."""
+    sampling = req.sampling_params
+    return Request(
+        rid=req.rid,
+        prompt=tokens.encode(array("i", req.origin_input_ids)),
+        sampling=SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            stop=tuple(sampling.stop_strs or ()),
+            stop_token_ids=tuple(sorted(sampling.stop_token_ids or ())),
+            ignore_eos=sampling.ignore_eos,
+            seed=sampling.sampling_seed,
+        ),
+        priority=req.priority,
+        routing_key=req.routing_key,
+        extra_key=req.extra_key,
+        cache_salt=req.cache_salt,
+    )
+
+
+def _kind(batch: Batch | None) -> str:
+    if batch is None or batch.forward_mode.is_idle():
+        return "none"
+    mode = batch.forward_mode
+    return "mixed" if mode.is_mixed() else "prefill" if mode.is_extend() else "decode"
+
+
+def _remaining(adder: Any) -> Remaining:
+    return Remaining(adder.rem_total_tokens, adder.cur_rem_tokens, adder.rem_input_tokens, adder.rem_chunk_tokens)
+
+
+def _delayer_state(delayer: Any) -> DelayerState:
+    state = delayer._curr_state
+    if state is None:
+        return DelayerState(None, 0.0, delayer.skip_first_delayer)
+    return DelayerState(state.delayed_count, state.start_time, delayer.skip_first_delayer)

@@ -1,0 +1,124 @@
+"""The plugin that SGLang loads: it records the scheduler of a server that was asked to be recorded.
+
+SGLang finds it as an entry point of `sglang.srt.plugins`, in the server's main process and in every scheduler. Unless
+a recording was asked for, it does nothing at all. Where one was, methods of the scheduler are wrapped: each calls an
+`Observer` and the original, hands the original's result or exception on as it is, and if the observer fails, the
+recording ends with one line in the log and the server goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from schedscope.recorder.hello import Description, Source
+from schedscope.recorder.sink import SOCKET_VARIABLE, open_sink
+
+STRICT_VARIABLE = "SCHEDSCOPE_STRICT"
+"""Environment: a hook that can't be applied is an error at start."""
+
+log = logging.getLogger("schedscope.recorder")
+
+
+class _Guard:
+    """Holds the observer of this process, and lets go of it if anything in it fails."""
+
+    def __init__(self) -> None:
+        self.observer: Any = None
+        self.missing: dict[str, str] = {}
+        """Hooks that could not be applied, and what is not recorded without them."""
+
+    def call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """What a method of the observer returns; None if it fails, and then it is called no more."""
+        try:
+            return method(*args)
+        except Exception as error:
+            self.let_go(error)
+            return None
+
+    def let_go(self, error: Exception) -> None:
+        """End the recording of this process."""
+        observer, self.observer = self.observer, None
+        if observer is None:
+            return
+        log.warning("recording ended, serving goes on: %s", _words(error), exc_info=log.isEnabledFor(logging.DEBUG))
+        try:
+            observer.close()
+        except Exception as also:
+            log.warning("what was not handed over yet is lost: %s", _words(also))
+
+
+GUARD = _Guard()
+
+
+def _words(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def load() -> None:
+    """What SGLang calls. Raises only under SCHEDSCOPE_STRICT."""
+    from schedscope.recorder.standalone import ensure_companion
+
+    ensure_companion()
+    if not os.environ.get(SOCKET_VARIABLE):
+        return
+    from schedscope.recorder.sglang_hooks import register
+
+    GUARD.missing = register(GUARD, attach)
+    if GUARD.missing and os.environ.get(STRICT_VARIABLE):
+        names = ", ".join(sorted(GUARD.missing))
+        raise RuntimeError(f"schedscope: SGLang is not as this version knows it, and {STRICT_VARIABLE} is set: {names}")
+
+
+def attach(scheduler: Any) -> None:
+    """Begin to observe a scheduler that was just built."""
+    try:
+        from schedscope.recorder.sglang_config import read_config, source_gaps
+        from schedscope.recorder.sglang_hooks import sglang_version, unapplied
+        from schedscope.recorder.sglang_observer import Observer
+        from sglang.srt.runtime_context import get_parallel
+
+        config = read_config(scheduler)
+        gaps = [gap.to_dict() for gap in source_gaps(scheduler)]
+        missing = {**GUARD.missing, **unapplied()}
+        gaps += [{"feature": name, "effect": f"not recorded: {effect}"} for name, effect in sorted(missing.items())]
+        description = Description(
+            source=Source(kind="sglang", version=sglang_version()),
+            config=config.to_dict(),
+            model=scheduler.model_config.model_path,
+            source_gaps=gaps,
+        )
+        sink = open_sink(rank_of(scheduler), description)
+        if sink is None:
+            return
+        place = get_parallel().attn_dp_rank if config.enable_dp_attention else 0
+        observer = Observer(scheduler, config, sink, place)
+    except Exception as error:
+        log.warning("this scheduler is not recorded: %s", _words(error))
+        return
+    GUARD.observer = observer
+    atexit.register(_close)
+
+
+def rank_of(scheduler: Any) -> int:
+    """A number of its own for each scheduler process of a server."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    inside = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
+    if parallel.attn_dp_enabled:
+        return int(inside)
+    return int((parallel.dp_rank or 0) * parallel.tp_size * parallel.pp_size + inside)
+
+
+def _close() -> None:
+    if GUARD.observer is not None:
+        GUARD.call(GUARD.observer.close)
