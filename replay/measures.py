@@ -1,0 +1,129 @@
+"""What a hit rate and a time to first token are, once for every screen: tables that all queries start from.
+
+- **Hit rate** is weighted by tokens and counted at admission: of the prompt tokens that were admitted for the first
+  time, the share that was found in the cache. A request that lost its memory finds what it computed itself when it
+  is admitted again; that is counted apart, and never as a hit.
+- **Time to first token** runs from `arrive_ns` and has three parts that add up to it, to the nanosecond. *Queue*:
+  until its first admission. *Prefill*: the forwards that computed its prompt. *Scheduling*: the rest, which is
+  deciding, and what lies between its chunks.
+"""
+
+from __future__ import annotations
+
+import duckdb
+from schedscope.recorder.run import Run
+
+MEASURED = ("steps", "passes", "requests", "events")
+"""Tables of the log that `measure` reads."""
+
+
+def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
+    """Add tables to a connection to the run (`Run.connect`), in memory:
+
+    - `turns`: a row per step, with what its pass said: `ns` (its begin), `end_ns`, `kind`, `gate`, `pass`, `stop`,
+      `active_policy`, `fallback`, `delayer_…`, `running`, `queue_len` (before admission), `admitted`, pools, and
+      counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`,
+      `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it).
+    - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns`. The last
+      two are null where steps in between are lost. Of a request that has not `ended`, times are those of its steps.
+    - `again`: a row per admission behind the first one: `ns`, `tokens` (its sequence), `cached`.
+    """
+    level = run.manifest.detail.level
+    connection.execute(_TURNS.format(evicted=_EVICTED if level == "full" else _NOT_RECORDED))
+    connection.execute(_ENDED)
+    connection.execute(_WATCHED)
+    connection.execute(_OPEN)
+    connection.execute(_MEASURED)
+    connection.execute(_AGAIN)
+    connection.execute("DROP TABLE ended; DROP TABLE watched; DROP TABLE still_open")
+
+
+_EVICTED = "SELECT rank, step, sum(tokens)::BIGINT AS evicted FROM events WHERE kind = 'evict' GROUP BY rank, step"
+_NOT_RECORDED = "SELECT NULL::INTEGER AS rank, NULL::BIGINT AS step, NULL::BIGINT AS evicted WHERE false"
+
+_TURNS = """
+CREATE TABLE turns AS
+WITH evictions AS ({evicted}), known AS (
+    SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.now, s.kind, s.gate, s.count, s.pass, p.stop,
+        p.active_policy, p.configured_policy, p.fallback, p.delayer_allow, p.delayer_reason, p.delayer_estimation,
+        p.delayer_queue_condition, p.chunked_in, p.chunked_out, p.decide_ns, s.forward_ns, s.running,
+        coalesce(p.queue_len, s.queue_len) AS queue_len, p.admitted, p.batch_is_full_before, s.batch_is_full,
+        s.batch_is_full_pass, s.available, s.evictable, s.protected, s.pool_size, s.batch_tokens,
+        len(s.retracted)::INTEGER AS retracted, coalesce(len(p.preempted), 0)::INTEGER AS preempted,
+        e.evicted, CASE WHEN s.kind IN ('prefill', 'mixed') THEN s.forward_ns ELSE 0 END AS prefill_ns
+    FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
+    LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
+)
+SELECT *,
+    coalesce(sum(prefill_ns) OVER (loop ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT
+        AS prefill_before_ns,
+    (sum(CASE WHEN kind = 'idle' THEN 0 ELSE 1 END) OVER loop)::BIGINT AS place
+FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
+"""
+
+_ENDED = """
+CREATE TABLE ended AS SELECT rank, rid, prompt_tokens, output_tokens, cached_tokens, max_new_tokens, priority,
+    arrive_ns, queue_ns, admit_ns, first_token_ns, finish_ns, retractions, preemptions, end_reason, true AS ended
+FROM requests
+"""
+
+_WATCHED = """
+CREATE TABLE watched AS
+SELECT a.rank, a.rid, true AS open FROM events a ANTI JOIN ended e ON e.rank = a.rank AND e.rid = a.rid
+WHERE a.kind = 'arrive'
+UNION ALL SELECT rank, rid, false FROM ended WHERE retractions + preemptions > 0
+"""
+"""Requests whose events are needed: those without a row yet, and those that were admitted more than once."""
+
+_OPEN = """
+CREATE TABLE still_open AS
+WITH happened AS (
+    SELECT e.rank, e.rid, e.kind, e.seq, e.tokens, e.detail, coalesce(t.ns, z.ns) AS ns,
+        coalesce(t.end_ns, z.ns) AS end_ns
+    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid AND w.open
+    LEFT JOIN turns t ON t.rank = e.rank AND t.step = e.step
+    JOIN (SELECT rank, max(end_ns) AS ns FROM turns GROUP BY rank) z ON z.rank = e.rank
+)
+SELECT rank, rid, max(tokens) FILTER (kind = 'arrive') AS prompt_tokens, NULL::BIGINT AS output_tokens,
+    coalesce(arg_min(tokens, seq) FILTER (kind = 'admit'), 0) AS cached_tokens,
+    max((detail->>'max_new_tokens')::BIGINT) FILTER (kind = 'arrive') AS max_new_tokens,
+    max((detail->>'priority')::BIGINT) FILTER (kind = 'arrive') AS priority,
+    min(ns) FILTER (kind = 'arrive') AS arrive_ns, min(ns) FILTER (kind = 'queue') AS queue_ns,
+    min(ns) FILTER (kind = 'admit') AS admit_ns, min(end_ns) FILTER (kind = 'first_token') AS first_token_ns,
+    NULL::BIGINT AS finish_ns, count(*) FILTER (kind = 'retract')::INTEGER AS retractions,
+    count(*) FILTER (kind = 'preempt')::INTEGER AS preemptions, NULL::VARCHAR AS end_reason, false AS ended
+FROM happened GROUP BY rank, rid HAVING arrive_ns IS NOT NULL
+"""
+
+_MEASURED = """
+CREATE TABLE measured AS
+WITH every AS (SELECT * FROM ended UNION ALL SELECT * FROM still_open), work AS (
+    SELECT rank, step, ns, end_ns, prefill_ns, prefill_before_ns, place FROM turns WHERE kind <> 'idle'
+), timed AS (
+    SELECT r.*, r.first_token_ns - r.arrive_ns AS ttft_ns, r.admit_ns - r.arrive_ns AS waited_ns,
+        CASE WHEN r.admit_ns <= a.end_ns AND r.first_token_ns <= f.end_ns AND f.place - a.place = f.step - a.step
+            THEN f.prefill_before_ns - a.prefill_before_ns
+                + greatest(r.first_token_ns - (f.end_ns - f.prefill_ns), 0) END AS prefill_ns
+    FROM every r
+    ASOF LEFT JOIN work a ON r.rank = a.rank AND r.admit_ns >= a.ns
+    ASOF LEFT JOIN work f ON r.rank = f.rank AND r.first_token_ns >= f.ns
+)
+SELECT *, first_token_ns - admit_ns - prefill_ns AS scheduling_ns FROM timed ORDER BY rank, arrive_ns
+"""
+
+_AGAIN = """
+CREATE TABLE again AS
+WITH happened AS (
+    SELECT e.rank, e.rid, e.seq, e.step, e.pass, e.kind, e.tokens, e.detail,
+        max(e.tokens) FILTER (e.kind = 'arrive') OVER life AS prompt_tokens,
+        last_value(CASE WHEN e.kind IN ('retract', 'preempt') THEN e.tokens END IGNORE NULLS) OVER life
+            AS output_tokens,
+        lag(e.kind) OVER life AS before
+    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid
+    WHERE e.kind IN ('arrive', 'admit', 'retract', 'preempt')
+    WINDOW life AS (PARTITION BY e.rank, e.rid ORDER BY e.seq)
+)
+SELECT h.rank, h.rid, h.pass, t.ns, h.prompt_tokens + h.output_tokens AS tokens, h.tokens AS cached
+FROM happened h JOIN turns t ON t.rank = h.rank AND t.step = h.step
+WHERE h.kind = 'admit' AND h.before IN ('retract', 'preempt') ORDER BY h.rank, t.ns
+"""

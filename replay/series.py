@@ -1,0 +1,500 @@
+"""A run over time: the one source of what the terminal and the browser draw.
+
+A `Timeline` condenses a run, as it is at one moment, into tables in memory; every question to it is about a `Window`,
+a piece of time cut into equal buckets, and is answered in some tens of milliseconds, however long the run. Answers
+are Arrow tables with a row per bucket, so that two views of a window can be laid side by side.
+
+    timeline = Timeline.open(run)
+    window = timeline.window(buckets=200)
+    timeline.load(window), timeline.latency(window), timeline.shares("refused", window)
+
+All times are nanoseconds of the run's monotonic clock. A pass counts when its step begins, a first token and an
+admission when they happen.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import duckdb
+import pyarrow as pa
+from schedscope.engine.errors import RunNotFoundError, UsageError
+from schedscope.recorder.manifest import Gap
+from schedscope.recorder.run import Run
+from schedscope.replay.measures import MEASURED, measure
+
+
+class RankExtent(NamedTuple):
+    """How far a rank's recording reaches."""
+
+    rank: int
+    first_ns: int
+    """Begin of its first step."""
+    last_ns: int
+    """End of its last step."""
+    first_pass: int | None
+    last_pass: int | None
+    """None: it has no pass whose step has ended."""
+    passes: int
+    requests: int
+    """That arrived; at level steps those that ended."""
+
+
+class Extent(NamedTuple):
+    """How far a run reaches."""
+
+    first_ns: int
+    last_ns: int
+    passes: int
+    """Of all ranks."""
+    requests: int
+    ranks: tuple[RankExtent, ...]
+    level: str
+    """How much was recorded, see `Detail`: what isn't is null, never 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of a run's time, in equal buckets."""
+
+    begin_ns: int
+    end_ns: int
+    """Exclusive."""
+    buckets: int
+    rank: int | None = None
+    """Only this rank; None: all of them together."""
+
+    @property
+    def width_ns(self) -> int:
+        """Length of a bucket."""
+        return max(1, -(-(self.end_ns - self.begin_ns) // self.buckets))
+
+    def bucket_of(self, ns: int) -> int:
+        """The bucket of a moment in the window."""
+        return (ns - self.begin_ns) // self.width_ns
+
+
+class Stretch(NamedTuple):
+    """A time in which something stayed the same."""
+
+    rank: int
+    what: str
+    """A policy, a gate, or why records are missing."""
+    begin_ns: int
+    end_ns: int
+    first_pass: int | None
+    last_pass: int | None
+    """Passes in it; of a gap those around it. None: there is none, or (gap) it reaches to the run's begin or end."""
+    total: int | None
+    """Steps (gate), passes (policy) or lost records (gap; None: unknown)."""
+
+
+class Stretches(NamedTuple):
+    """The stretches of a window."""
+
+    longest: tuple[Stretch, ...]
+    """By begin."""
+    others: int
+    """Shorter ones that were left out."""
+
+
+class HeatMap(NamedTuple):
+    """How many requests had which time to first token when."""
+
+    edges_s: tuple[float, ...]
+    """Of the rows: row `i` holds from `edges_s[i]` up to `edges_s[i + 1]`, seconds; a constant ratio apart."""
+    cells: pa.Table
+    """`bucket`, `row`, `requests`: only cells with any."""
+
+
+class Found(NamedTuple):
+    """A request that was searched."""
+
+    rank: int
+    rid: str
+    arrive_ns: int
+    ttft_s: float | None
+    """None: no token yet, or none ever."""
+    end_reason: str | None
+    """None: it has not ended."""
+
+
+Share = Literal["refused", "delayer", "gate", "policy", "stop"]
+Lasting = Literal["policy", "gate", "gap"]
+
+_MOST = 300
+"""Stretches that a view can show."""
+
+
+class Timeline:
+    """A run as it was when this was made. Use from any thread; questions are answered one after the other.
+
+    To see more of a run that is being recorded, make another one.
+    """
+
+    def __init__(self, extent: Extent, gaps: tuple[Gap, ...], connection: duckdb.DuckDBPyConnection) -> None:
+        """Use `open`."""
+        self.extent = extent
+        self.gaps = gaps
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, run: Run) -> Timeline:
+        """Condense a run; takes about a second per million requests. Raises RunFormatError, RunNotFoundError."""
+        level = run.manifest.detail.level
+        connection = run.connect([*MEASURED, "decisions"])
+        measure(run, connection)
+        connection.execute(_REFUSED)
+        connection.execute(_LASTING)
+        for view in (*MEASURED, "decisions"):
+            connection.execute(f"DROP VIEW {view}")
+        ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
+        if not ranks:
+            raise RunNotFoundError(f"run {run.where} has no step yet")
+        extent = Extent(
+            first_ns=min(each.first_ns for each in ranks),
+            last_ns=max(each.last_ns for each in ranks),
+            passes=sum(each.passes for each in ranks),
+            requests=sum(each.requests for each in ranks),
+            ranks=ranks,
+            level=level,
+        )
+        return cls(extent, tuple(run.gaps), connection)
+
+    # ---- windows -------------------------------------------------------------------------------------------
+
+    def window(
+        self,
+        begin_ns: int | None = None,
+        end_ns: int | None = None,
+        *,
+        passes: tuple[int, int] | None = None,
+        buckets: int = 200,
+        rank: int | None = None,
+    ) -> Window:
+        """A window on the run, by default on all of it.
+
+        Args:
+            passes: from the begin of one pass to the end of the step of another, of `rank` (by default the first).
+
+        Raises UsageError for an empty one, RunNotFoundError for a rank or pass that isn't there.
+        """
+        if buckets < 1:
+            raise UsageError(f"{buckets} buckets: at least one is needed")
+        if passes is not None:
+            begin_ns, end_ns = self._pass_times(passes, self.extent.ranks[0].rank if rank is None else rank)
+        if rank is not None and rank not in {each.rank for each in self.extent.ranks}:
+            raise RunNotFoundError(f"no rank {rank} in this run")
+        begin = self.extent.first_ns if begin_ns is None else begin_ns
+        end = self.extent.last_ns + 1 if end_ns is None else end_ns
+        if end <= begin:
+            raise UsageError(f"a window from {begin} to {end} ns is empty")
+        return Window(begin, end, buckets, rank)
+
+    def pass_at(self, ns: int, rank: int) -> int | None:
+        """The last pass of a rank that began at a time or before it; None: there is none."""
+        found = self._ask("SELECT max(pass) AS pass FROM turns WHERE rank = ? AND ns <= ?", [rank, ns])
+        number: int | None = found["pass"][0].as_py()
+        return number
+
+    def _pass_times(self, passes: tuple[int, int], rank: int) -> tuple[int, int]:
+        found = self._ask(
+            "SELECT min(ns) AS begin, max(end_ns) AS end FROM turns WHERE rank = ? AND pass BETWEEN ? AND ?",
+            [rank, *passes],
+        ).to_pylist()[0]
+        if found["begin"] is None:
+            raise RunNotFoundError(f"no pass from {passes[0]} to {passes[1]} of rank {rank} in this run")
+        return found["begin"], found["end"] + 1
+
+    # ---- a row per bucket ----------------------------------------------------------------------------------
+
+    def load(self, window: Window, *, by_rank: bool = False) -> pa.Table:
+        """What the scheduler had to do and did, a row per bucket (and rank).
+
+        Columns: `bucket`, `begin_ns`; `steps`, `passes`; `queue_max`, `running_max` (requests, the largest at a
+        step's begin; null: no step began here); `used_max`, `cached_max` (share of the KV pool, 0..1, held by
+        requests, and held for reuse only); `admitted` (requests, first admissions), `prompt_tokens`, `cached_tokens`
+        (of those), `hit_rate` (0..1; null: none was admitted); `again`, `again_tokens`, `again_cached` (admissions
+        after a retraction or preemption; null where events are not recorded); `computed_tokens` (by the model,
+        decoding included); `evicted_tokens` (null where evictions are not recorded); `retractions`, `preemptions`;
+        `busy_s` (time in steps that were not idle).
+        """
+        keys, joined = _keys(by_rank)
+        known = self.extent.level in {"decisions", "full"}
+        evictions = "coalesce(sum(evicted), 0)::BIGINT" if self.extent.level == "full" else "NULL::BIGINT"
+        return self._ask(
+            f"""
+            WITH {_frame(by_rank)}, done AS (
+                SELECT {_bucket("ns", by_rank)},
+                    sum(count)::BIGINT AS steps, count(pass) AS passes, max(queue_len) AS queue_max,
+                    max(running) AS running_max,
+                    max((pool_size - available - evictable) / pool_size) AS used_max,
+                    max(evictable / pool_size) AS cached_max, sum(batch_tokens)::BIGINT AS computed_tokens,
+                    {evictions} AS evicted_tokens, sum(retracted)::BIGINT AS retractions,
+                    sum(preempted)::BIGINT AS preemptions,
+                    coalesce(sum(end_ns - ns) FILTER (kind <> 'idle'), 0) / 1e9 AS busy_s
+                FROM turns WHERE {_within("ns")} GROUP BY ALL
+            ), joined AS (
+                SELECT {_bucket("admit_ns", by_rank)}, count(*) AS admitted,
+                    sum(prompt_tokens)::BIGINT AS prompt_tokens, sum(cached_tokens)::BIGINT AS cached_tokens
+                FROM measured WHERE {_within("admit_ns")} GROUP BY ALL
+            ), returned AS (
+                SELECT {_bucket("ns", by_rank)}, count(*) AS again, sum(tokens)::BIGINT AS again_tokens,
+                    sum(cached)::BIGINT AS again_cached
+                FROM again WHERE {_within("ns")} GROUP BY ALL
+            )
+            SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns,
+                coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes, queue_max, running_max, used_max,
+                cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
+                coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
+                {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
+                coalesce(computed_tokens, 0) AS computed_tokens,
+                {_or_null("evicted_tokens", self.extent.level == "full")},
+                coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,
+                coalesce(busy_s, 0) AS busy_s
+            FROM frame LEFT JOIN done USING ({joined}) LEFT JOIN joined USING ({joined})
+            LEFT JOIN returned USING ({joined}) ORDER BY {keys}
+            """,
+            _values(window),
+        )
+
+    def latency(self, window: Window, *, by_rank: bool = False) -> pa.Table:
+        """How long requests waited, a row per bucket (and rank). Exact quantiles, seconds; null: nobody was there.
+
+        Columns: `bucket`, `begin_ns`; `first_tokens` (requests whose first token came in it), `ttft_p50`, `ttft_p90`,
+        `ttft_p99`, and the mean of its parts, `waited_mean`, `prefill_mean`, `scheduling_mean`; `admitted` (requests
+        that were first admitted in it), `queue_p50`, `queue_p99` (from arrival to admission).
+        """
+        keys, joined = _keys(by_rank)
+        return self._ask(
+            f"""
+            WITH {_frame(by_rank)}, first AS (
+                SELECT {_bucket("first_token_ns", by_rank)}, count(*) AS first_tokens,
+                    quantile_cont(ttft_ns, [0.5, 0.9, 0.99]) AS ttft, avg(waited_ns) / 1e9 AS waited_mean,
+                    avg(prefill_ns) / 1e9 AS prefill_mean, avg(scheduling_ns) / 1e9 AS scheduling_mean
+                FROM measured WHERE {_within("first_token_ns")} GROUP BY ALL
+            ), joined AS (
+                SELECT {_bucket("admit_ns", by_rank)}, count(*) AS admitted,
+                    quantile_cont(waited_ns, [0.5, 0.99]) AS waited
+                FROM measured WHERE {_within("admit_ns")} GROUP BY ALL
+            )
+            SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns, coalesce(first_tokens, 0) AS first_tokens,
+                ttft[1] / 1e9 AS ttft_p50, ttft[2] / 1e9 AS ttft_p90, ttft[3] / 1e9 AS ttft_p99,
+                waited_mean, prefill_mean, scheduling_mean, coalesce(admitted, 0) AS admitted,
+                waited[1] / 1e9 AS queue_p50, waited[2] / 1e9 AS queue_p99
+            FROM frame LEFT JOIN first USING ({joined}) LEFT JOIN joined USING ({joined}) ORDER BY {keys}
+            """,
+            _values(window),
+        )
+
+    def shares(self, of: Share, window: Window, *, by_rank: bool = False) -> pa.Table:
+        """What a bucket's time, passes or refusals were made of: a row per bucket (and rank) and `what` occurs in it.
+
+        - `refused`: why requests that a pass looked at were not admitted; `count` (requests), `tokens` (of their
+          prompts, not cached). Needs recorded decisions.
+        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `policy`: the active policy, with the
+          reason of a fallback in brackets; `count` (passes).
+        - `gate`: what ended steps before a pass; `count` (steps), `seconds` (from their begin to their end).
+
+        Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).
+        """
+        keys, _ = _keys(by_rank)
+        source, what, tokens, seconds = _SHARES[of]
+        return self._ask(
+            f"""
+            SELECT {_bucket("ns", by_rank)}, {what} AS what, count(*) AS count,
+                {tokens} AS tokens, {seconds} AS seconds
+            FROM {source} WHERE {_within("ns")} AND {what} IS NOT NULL GROUP BY ALL ORDER BY {keys}, what
+            """,
+            _values(window),
+        )
+
+    # ---- others --------------------------------------------------------------------------------------------
+
+    def stretches(self, of: Lasting, window: Window, *, most: int = _MOST) -> Stretches:
+        """Times in which the policy (with its fallback) or the gate stayed the same, or in which records are missing.
+
+        Stretches that reach into the window; of more than `most` the longest.
+        """
+        if of == "gap":
+            gaps = self._gaps(window)
+            found, total = sorted(gaps, key=lambda each: each.begin_ns - each.end_ns)[:most], len(gaps)
+        else:
+            found, total = self._islands(of, window, most)
+        return Stretches(tuple(sorted(found, key=lambda each: (each.begin_ns, each.rank))), total - len(found))
+
+    def _islands(self, of: Lasting, window: Window, most: int) -> tuple[list[Stretch], int]:
+        """The longest ones, and how many there are."""
+        rows = self._ask(
+            """
+            SELECT * EXCLUDE (kind), count(*) OVER () AS others FROM lasting
+            WHERE kind = $of AND end_ns >= $begin AND begin_ns < $end AND ($rank IS NULL OR rank = $rank)
+            ORDER BY end_ns - begin_ns DESC, begin_ns, rank LIMIT $most
+            """,
+            {**_values(window), "of": of, "most": most},
+        )
+        stretches = [Stretch(*list(row.values())[:-1]) for row in rows.to_pylist()]
+        return stretches, rows["others"][0].as_py() if stretches else 0
+
+    def _gaps(self, window: Window) -> list[Stretch]:
+        extents = {each.rank: each for each in self.extent.ranks}
+        found = []
+        for gap in self.gaps:
+            known = extents.get(gap.rank)
+            if known is None or window.rank not in (None, gap.rank):
+                continue
+            times = {
+                row["pass"]: (row["ns"], row["end_ns"])
+                for row in self._ask(
+                    "SELECT pass, ns, end_ns FROM turns WHERE rank = ? AND pass IN (?, ?)",
+                    [gap.rank, gap.after_pass, gap.before_pass],
+                ).to_pylist()
+            }
+            begin = known.first_ns if gap.after_pass is None else times.get(gap.after_pass, (0, known.last_ns))[1]
+            end = known.last_ns if gap.before_pass is None else times.get(gap.before_pass, (known.last_ns, 0))[0]
+            if end >= window.begin_ns and begin < window.end_ns:
+                reach = (gap.after_pass, gap.before_pass)
+                found.append(Stretch(gap.rank, gap.reason, begin, max(begin, end), *reach, gap.frames))
+        return found
+
+    def heat_map(self, window: Window, *, rows: int = 24) -> HeatMap:
+        """Times to first token in `rows` rows of equal ratio, from the shortest to the longest in the window."""
+        source = f"FROM measured WHERE {_within('first_token_ns')} AND ttft_ns IS NOT NULL"
+        values = _values(window)
+        span = self._ask(f"SELECT min(ttft_ns) AS low, max(ttft_ns) AS high {source}", values).to_pylist()[0]
+        low, high = max(span["low"] or 1, 1), max(span["high"] or 1, 2)
+        ratio = max((high / low) ** (1 / rows), 1 + 1e-9)
+        edges = tuple(low * ratio**i / 1e9 for i in range(rows + 1))
+        cells = self._ask(
+            f"""
+            SELECT {_bucket("first_token_ns", False)},
+                least(greatest(floor(ln(greatest(ttft_ns, 1) / $low) / $step), 0), $rows - 1)::INTEGER AS row,
+                count(*) AS requests {source} GROUP BY ALL ORDER BY ALL
+            """,
+            {**_values(window), "low": float(low), "step": math.log(ratio), "rows": rows},
+        )
+        return HeatMap(edges, cells)
+
+    def ranks(self, window: Window) -> pa.Table:
+        """`load` and `latency` of the whole window, a row per rank: `rank`, and their other columns but the bucket."""
+        whole = replace(window, buckets=1)
+        load, latency = self.load(whole, by_rank=True), self.latency(whole, by_rank=True)
+        other = ["bucket", "begin_ns", "rank", "admitted"]
+        joined = load.drop_columns(["bucket", "begin_ns"])
+        for name in latency.column_names:
+            if name not in other:
+                joined = joined.append_column(name, latency[name])
+        return joined
+
+    def find(self, prefix: str, *, most: int = 20) -> tuple[Found, ...]:
+        """Requests whose rid begins so, the newest first."""
+        rows = self._ask(
+            "SELECT rank, rid, arrive_ns, ttft_ns / 1e9, end_reason FROM measured WHERE starts_with(rid, ?) "
+            "ORDER BY arrive_ns DESC, rid LIMIT ?",
+            [prefix, most],
+        )
+        return tuple(Found(*row.values()) for row in rows.to_pylist())
+
+    def request_parts(self) -> pa.Table:
+        """The times of all requests, by arrival; see `schedscope.replay.measures`.
+
+        Columns: `rank`, `rid`, `arrive_ns`, `admit_ns`, `first_token_ns`, `finish_ns`, `ttft_ns` and its parts
+        `waited_ns`, `prefill_ns` and `scheduling_ns`.
+        """
+        return self._ask(
+            "SELECT rank, rid, arrive_ns, admit_ns, first_token_ns, finish_ns, ttft_ns, waited_ns, prefill_ns, "
+            "scheduling_ns FROM measured ORDER BY arrive_ns, rank, rid",
+            [],
+        )
+
+    def _ask(self, sql: str, values: Sequence[Any] | dict[str, Any]) -> pa.Table:
+        if isinstance(values, dict):
+            values = {name: value for name, value in values.items() if f"${name}" in sql}
+        with self._lock:
+            return self._connection.sql(sql, params=values).to_arrow_table()
+
+
+_POLICY = "active_policy || CASE WHEN fallback IS NULL THEN '' ELSE ' (' || fallback || ')' END"
+
+_SHARES: dict[Share, tuple[str, str, str, str]] = {
+    "refused": ("refused", "reason", "sum(tokens)::BIGINT", "NULL::DOUBLE"),
+    "stop": ("turns", "stop", "NULL::BIGINT", "NULL::DOUBLE"),
+    "delayer": (
+        "turns",
+        "CASE WHEN delayer_allow THEN coalesce(nullif(delayer_reason, ''), 'none can prefill') ELSE delayer_reason END",
+        "NULL::BIGINT",
+        "NULL::DOUBLE",
+    ),
+    "policy": ("turns", _POLICY, "NULL::BIGINT", "NULL::DOUBLE"),
+    "gate": ("turns", "gate", "NULL::BIGINT", "sum(end_ns - ns) / 1e9"),
+}
+"""Where it is, what it is called, and its sums."""
+
+_REFUSED = """
+CREATE TABLE refused AS
+SELECT d.rank, d.pass, t.ns, d.reason, greatest(m.prompt_tokens - d.admit_prefix_len, 0) AS tokens
+FROM (SELECT rank, pass, rid, reason, admit_prefix_len FROM decisions WHERE result IS NOT NULL AND NOT admitted) d
+JOIN (SELECT rank, pass, ns FROM turns WHERE pass IS NOT NULL) t ON t.rank = d.rank AND t.pass = d.pass
+LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid
+ORDER BY d.rank, t.ns
+"""
+
+_LASTING = f"""
+CREATE TABLE lasting AS
+WITH told AS (
+    SELECT 'policy' AS kind, rank, step, ns, end_ns, pass, {_POLICY} AS what FROM turns WHERE pass IS NOT NULL
+    UNION ALL SELECT 'gate', rank, step, ns, end_ns, pass, gate FROM turns WHERE kind <> 'idle'
+), cut AS (
+    SELECT *, what IS DISTINCT FROM lag(what) OVER (PARTITION BY kind, rank ORDER BY step) AS begins FROM told
+), numbered AS (
+    SELECT *, sum(begins::INTEGER) OVER (PARTITION BY kind, rank ORDER BY step) AS place FROM cut
+)
+SELECT kind, rank, any_value(what) AS what, min(ns) AS begin_ns, max(end_ns) AS end_ns,
+    min(pass) AS first_pass, max(pass) AS last_pass, count(*) AS total
+FROM numbered WHERE what IS NOT NULL GROUP BY kind, rank, place ORDER BY kind, rank, begin_ns
+"""
+
+_EXTENT = """
+WITH came AS (SELECT rank, count(*) AS requests FROM measured GROUP BY rank)
+SELECT rank, min(ns), max(end_ns), min(pass), max(pass), count(pass), coalesce(any_value(requests), 0)
+FROM turns LEFT JOIN came USING (rank) GROUP BY rank ORDER BY rank
+"""
+
+
+def _values(window: Window) -> dict[str, Any]:
+    return {
+        "begin": window.begin_ns,
+        "end": window.end_ns,
+        "width": window.width_ns,
+        "buckets": window.buckets,
+        "rank": window.rank,
+    }
+
+
+def _within(column: str) -> str:
+    return f"{column} >= $begin AND {column} < $end AND ($rank IS NULL OR rank = $rank)"
+
+
+def _bucket(column: str, by_rank: bool) -> str:
+    return f"{'rank, ' if by_rank else ''}(({column} - $begin) // $width)::INTEGER AS bucket"
+
+
+def _frame(by_rank: bool) -> str:
+    """A row for every bucket of the window, and every rank."""
+    ranks = ", (SELECT DISTINCT rank FROM turns WHERE $rank IS NULL OR rank = $rank)" if by_rank else ""
+    columns = "rank, bucket" if by_rank else "bucket"
+    return f"frame AS (SELECT {columns} FROM (SELECT n::INTEGER AS bucket FROM range($buckets) AS b(n)){ranks})"
+
+
+def _keys(by_rank: bool) -> tuple[str, str]:
+    """The columns that a row is found by, to select and to join on."""
+    return ("rank, bucket", "rank, bucket") if by_rank else ("bucket", "bucket")
+
+
+def _or_null(column: str, known: bool) -> str:
+    return f"coalesce({column}, 0) AS {column}" if known else f"NULL::BIGINT AS {column}"
