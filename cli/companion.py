@@ -17,7 +17,7 @@ from schedscope.recorder.options import Options
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.standalone import OPTIONS_VARIABLE
 from schedscope.recorder.upload import begin_run
-from schedscope.replay.shadow import follow
+from schedscope.replay.follow import follow
 
 
 def main(folder: str, *command: str) -> int:

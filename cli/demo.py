@@ -25,7 +25,7 @@ from schedscope.recorder.hello import Detail
 from schedscope.recorder.options import Options
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.upload import begin_run
-from schedscope.replay.shadow import follow
+from schedscope.replay.follow import follow
 from schedscope.replay.summary import Summary, summarize
 
 TRACE = Path(__file__).with_name("demo_trace.jsonl")

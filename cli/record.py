@@ -31,7 +31,8 @@ from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.trigger import Trigger
 from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
-from schedscope.replay.shadow import ALONE_S, follow
+from schedscope.replay.follow import follow
+from schedscope.replay.shadow import ALONE_S
 
 NOT_FOUND = 127
 OWN_COMMANDS = ("serve",)

@@ -15,7 +15,8 @@ from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.redecide import Redecided, decide_again, redecide
 from schedscope.replay.replayer import Replayer
-from schedscope.replay.verify import Divergence, Verdict, verify
+from schedscope.replay.verdicts import Divergence, Verdict
+from schedscope.replay.verify import verify
 
 app = App(name="replay", help="Re-run recorded passes and compare them, or decide them differently.")
 

@@ -6,6 +6,7 @@ by one; Arrow gets them column by column.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -18,7 +19,7 @@ from schedscope.recorder.rows import Row, key_text
 
 _decode = msgspec.msgpack.Decoder(
     tuple[
-        list[str],
+        list[str] | None,
         list[list[Any]],
         list[tuple[str, int, int]],
         list[Duplicate | None],
@@ -80,6 +81,14 @@ class Decisions:
         found._count = sum(count for count, _, _ in found._passes)
         return found
 
+    def by_pass(self) -> dict[int, Decisions]:
+        """The rows of each pass."""
+        found: defaultdict[int, Decisions] = defaultdict(Decisions)
+        for each in self._passes:
+            found[each[1]]._passes.append(each)
+            found[each[1]]._count += each[0]
+        return dict(found)
+
     def pass_range(self) -> tuple[int, int] | None:
         """The first and last pass; None without any."""
         return (self._passes[0][1], self._passes[-1][1]) if self._passes else None
@@ -132,7 +141,9 @@ def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
     held: list[Duplicate | None] = [None] * chunks
     if waiting:
         own_rids, own_prefix_lens, own_matched = zip(*facts, strict=True)
-        texts = list(map(key_text, zip(*fields, strict=True))) if fields else ["[]"] * waiting
+        texts: list[Any] = [None if names is None else "[]"] * waiting
+        if fields:
+            texts = list(map(key_text, zip(*fields, strict=True)))
         rids += map(own_rids.__getitem__, positions)
         prefix_lens += map(own_prefix_lens.__getitem__, positions)
         matched += map(own_matched.__getitem__, positions)
@@ -144,7 +155,7 @@ def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
         [None] * chunks + positions,
         [None] * chunks + list(range(waiting)),
         keys,
-        [None] * chunks + [",".join(names)] * waiting,
+        [None] * chunks + [None if names is None else ",".join(names)] * waiting,
         prefix_lens,
         matched,
     ]

@@ -85,7 +85,7 @@ def _without_hash(columns: Columns) -> Columns:
 
 
 _ADDED: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"checkpoints": {"since": 0, "carried": []}, "steps": {"record_ns": None}},
+    2: {"checkpoints": {"since": 0, "carried": []}, "steps": {"record_ns": None}, "passes": {"divergence": None}},
 }
 """Version to table to new columns, with the value that rows of older versions get."""
 

@@ -111,7 +111,7 @@ def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
 
 
 def pack_columns(
-    names: Sequence[str],
+    names: Sequence[str] | None,
     keys: Sequence[Sequence[Any]],
     facts: Sequence[tuple[str, int, int]],
     duplicates: Sequence[Duplicate | None],
@@ -121,7 +121,7 @@ def pack_columns(
     """The same of a decision in columns: per request of the queue before sorting, but for `positions` and `verdicts`.
 
     Args:
-        names: of the fields of the keys; none if the keys are not known.
+        names: of the fields of the keys; None: the keys are not known.
         keys: a column per field.
         facts: rid, prefix_len and matched.
         positions: in the order after sorting: where each request stood before.
@@ -253,6 +253,7 @@ def pass_row(number: int, step: int, seq: int, facts: PassFacts, digest: str, de
         facts.admitted,
         list(facts.preempted),
         decide_ns,
+        None,
         digest,
     )
 

@@ -326,6 +326,13 @@ _PASSES = Table(
         Column("preempted", _STRINGS, None, "rids of running requests sent back to the queue, in order of release."),
         Column("decide_ns", _INT64, "ns", "Time spent deciding: sorting and the admission loop."),
         Column(
+            "divergence",
+            _STRING,
+            None,
+            "Where another scheduler than ours was seen to decide otherwise than our core does: the first such field.",
+            "it decided alike, or it is ours, or nobody has looked yet",
+        ),
+        Column(
             "decision_hash",
             _STRING,
             "hex",
@@ -366,14 +373,14 @@ _DECISIONS = Table(
             "Sort key, smallest first: an array, compared from left to right. What ends a key and only repeats other "
             "columns is left out: `rid` under hrrn, then `place_before`, which makes it unique. Infinite numbers, "
             "which JSON lacks, are the texts `inf` and `-inf`.",
-            "the continuing chunk",
+            "the continuing chunk, or a recorded server did not tell",
         ),
         Column(
             "key_names",
             _STRING,
             None,
             "Names of the key's elements, joined by commas; empty if only the place before sorting counts.",
-            "the continuing chunk",
+            "the continuing chunk, or a recorded server did not tell",
         ),
         Column(
             "prefix_len",
@@ -400,7 +407,7 @@ _DECISIONS = Table(
             _STRING,
             None,
             "rid of that earlier request.",
-            "not deprioritized, or the threshold asks for no shared token",
+            "not deprioritized, or the threshold asks for no shared token, or a recorded server did not tell",
         ),
         Column("shared_len", _INT64, "tokens", "Length of the prefix it shares with the partner.", "not deprioritized"),
         Column(
@@ -414,7 +421,8 @@ _DECISIONS = Table(
             "reason",
             _STRING,
             None,
-            "Why it was refused, or what ended the pass behind it. Finer than `result`.",
+            "Why it was refused, or what ended the pass behind it. Finer than `result`; `unknown`: a recorded server "
+            "did not tell.",
             _NOT_LOOKED_AT,
         ),
         Column("admitted", _BOOL, None, "It is in the prefill batch."),
@@ -550,10 +558,10 @@ _VIEWS = Table(
             "view",
             _BINARY,
             "msgpack",
-            "An array: rids of the running batch; their output tokens; places of those that ended; tokens that the cache "
-            "holds locked for each; KV tokens of each; free and evictable tokens; free request rows; the chunked "
-            "request; fill lengths of the queue; largest recent prefill batch; pool usage; the delayer's state; reports "
-            "of other ranks; the delayer's clock; state of the random generator.",
+            "An array: rids of the running batch; their output tokens; places of those that ended; tokens that the "
+            "cache holds locked for each; KV tokens of each; free and evictable tokens; free request rows; the chunked "
+            "request; fill lengths of the queue; largest recent prefill batch; pool usage; the delayer's state; "
+            "reports of other ranks; the delayer's clock; state of the random generator.",
         ),
     ),
     row_group=256,

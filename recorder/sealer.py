@@ -16,7 +16,7 @@ from typing import NamedTuple
 from schedscope.engine.errors import SchedscopeError
 from schedscope.recorder.compact import tidy
 from schedscope.recorder.frame import Rows
-from schedscope.recorder.journal import Journal, read_journal
+from schedscope.recorder.journal import SORTED, Journal, read_journal
 from schedscope.recorder.keep import expire, freeze
 from schedscope.recorder.manifest import Kept, Manifest, iso
 from schedscope.recorder.options import Options
@@ -26,7 +26,8 @@ from schedscope.recorder.segment import Segment, write_segment
 _NICE = 19
 
 Follower = Callable[[Rows], Rows]
-"""Sees all rows of a rank, journal by journal, before they are sealed; what it returns is sealed with them."""
+"""Sees all rows of a rank, journal by journal, before they are sealed; what it returns is sealed with them, its
+`passes` and `decisions` in their place."""
 Follow = Callable[[Manifest, int], Follower | None]
 """Makes one for a rank; None: that rank needs none."""
 
@@ -179,7 +180,7 @@ class Sealer:
         follower = self._followers[journal.rank]
         if follower is not None:
             for table, rows in follower(journal.rows).items():
-                journal.rows[table] = sorted([*journal.rows.get(table, ()), *rows])
+                journal.rows[table] = rows if table in SORTED else sorted([*journal.rows.get(table, ()), *rows])
 
     def _age(self, segment: Segment) -> float:
         """Seconds since it was sealed."""

@@ -1,4 +1,4 @@
-"""What a running SGLang scheduler is configured to do, in the words of `SchedulerConfig`, and what of it we can't follow.
+"""What an SGLang scheduler is configured to do, in the words of `SchedulerConfig`, and what of it we can't follow.
 
 Everything is read from the scheduler itself once it is built, so that defaults SGLang computed are what is recorded.
 """

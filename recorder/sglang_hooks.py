@@ -121,11 +121,15 @@ def _preempted(observer: Any, running: list[Any], done: bool, args: Args, _: Nam
         observer.preempted(running, args[0])
 
 
+def _admitted(observer: Any, _: Args, __: Named) -> None:
+    observer.admitted()
+
+
 def _gathered(observer: Any, _: Any, table: Any, __: Args, ___: Named) -> None:
     observer.gathered(table.tolist())
 
 
-def _negotiate(observer: Any, args: Args, _: Named) -> tuple[float, Any]:
+def _negotiate(observer: Any, args: Args, _: Named) -> Any:
     return observer.negotiates(args[0])
 
 
@@ -156,6 +160,7 @@ def _evicted(observer: Any, _: Any, result: Any, __: Args, ___: Named) -> None:
 _SCHEDULER = "managers.scheduler.Scheduler"
 _POLICY = "managers.schedule_policy.SchedulePolicy"
 _ADDER = "managers.schedule_policy.PrefillAdder"
+_BATCH = "managers.schedule_batch.ScheduleBatch"
 _DELAYER = "managers.prefill_delayer.PrefillDelayer"
 _CACHE = "mem_cache.unified_radix_cache.UnifiedRadixCache"
 
@@ -181,7 +186,8 @@ HOOKS: tuple[Hook, ...] = (
         _negotiate,
         _negotiated,
     ),
-    Hook("managers.schedule_batch.ScheduleBatch.retract_decode", (), "retractions", after=_retracted),
+    Hook(f"{_BATCH}.prepare_for_extend", (), "the mark behind admission", _admitted),
+    Hook(f"{_BATCH}.retract_decode", (), "retractions", after=_retracted),
     Hook(f"{_CACHE}.checkpoint", ("req", "up_to"), "inserts into the cache", after=_inserted),
     Hook(f"{_CACHE}.evict", ("params",), "evictions", after=_evicted),
     Hook(f"{_CACHE}.evict_for_alloc", (), "evictions", after=_evicted),

@@ -67,11 +67,14 @@ class _Pass:
         self.began_ns = 0
         self.calls = 0
         self.chance: RandomState | None = None
+        self.batch_is_full: bool | None = None
+        """The mark when admission was over; None: nobody was admitted, and so it stayed."""
 
 
 class _Entered(NamedTuple):
     """What a turn found before its pass."""
 
+    batch: Batch
     batch_is_full: bool
     chunked: ObservedChunk | None
     waiting: int
@@ -193,6 +196,7 @@ class Observer:
         if chunk is None and not scheduler.waiting_queue:
             return
         self._entered = _Entered(
+            running,
             running.batch_is_full,
             None
             if chunk is None
@@ -210,7 +214,9 @@ class Observer:
         made, self._pass = self._pass, None
         if made is not None:
             assert entered is not None
-            self._finish_pass(made, entered, running.batch_is_full)
+            self._finish_pass(
+                made, entered, running.batch_is_full if made.batch_is_full is None else made.batch_is_full
+            )
         else:
             facts = (False, False, 0, 0, 0)
             if entered is not None:
@@ -442,6 +448,11 @@ class Observer:
         made.preempting = tuple(req.rid for req in before if id(req) not in left)
         made.preempted += made.preempting
 
+    def admitted(self) -> None:
+        """After the admission loop, if it admitted anyone. Mixing in the running batch may then change the mark."""
+        if self._pass is not None and self._entered is not None:
+            self._pass.batch_is_full = self._entered.batch.batch_is_full
+
     # ---- the prefill delayer -------------------------------------------------------------------------------
 
     def gathered(self, table: list[list[int]]) -> None:
@@ -487,7 +498,7 @@ class Observer:
         positions = [places[id(req)] for req in made.ranked]
         held = made.held
         duplicates = [_UNHELD if req.rid in held else None for req in made.order] if held else [None] * len(positions)
-        count, packed = pack_columns((), (), list(map(_facts, made.order)), duplicates, positions, verdicts)
+        count, packed = pack_columns(None, (), list(map(_facts, made.order)), duplicates, positions, verdicts)
         after = verdicts[-1].remaining if verdicts else before
         chunked = self._scheduler.chunked_req
         facts = PassFacts(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,8 +28,7 @@ from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.view import Chunked, Running, View, Waiting
 from schedscope.recorder.files import Within
 from schedscope.recorder.observed import Observed, unpack_observed
-from schedscope.recorder.parts import Part
-from schedscope.replay.columns import packed_lists, rows_of, values_of
+from schedscope.replay.columns import Readable, packed_lists, rows_of, values_of
 from schedscope.replay.moment import Moment
 
 _WINDOW = 512
@@ -97,16 +96,16 @@ class Observations:
         self._known: dict[str, _Known] = {}
         self._zeros = array("i")
 
-    def read(self, parts: Sequence[Part]) -> Iterator[Seen]:
+    def read(self, parts: Iterable[Readable]) -> Iterator[Seen]:
         """All passes of these parts, which begin with the first one. Raises RunFormatError."""
         for part in parts:
             yield from self._of_part(part)
             for (rid,) in rows_of(part, "requests", ("rid",)):
                 self._known.pop(rid, None)
 
-    def _of_part(self, part: Part) -> Iterator[Seen]:
+    def _of_part(self, part: Readable) -> Iterator[Seen]:
         passes = part.table("passes").to_pylist()
-        views = dict(rows_of(part, "views", ("pass", "view")))
+        views: dict[int, bytes] = dict(rows_of(part, "views", ("pass", "view")))
         after = -1
         for begin in range(0, len(passes), _WINDOW):
             rows = passes[begin : begin + _WINDOW]
@@ -135,7 +134,7 @@ class Observations:
 
     # ---- what happened -------------------------------------------------------------------------------------
 
-    def _happenings(self, part: Part, within: Within) -> Iterator[tuple[int, str, Any]]:
+    def _happenings(self, part: Readable, within: Within) -> Iterator[tuple[int, str, Any]]:
         """Arrivals, outputs and queueing by tick: tick, kind and what it is about."""
         found = part.table("tokens", ("seq", "rid", "position", "ids"), within)
         ids = packed_lists(found.column("ids"))

@@ -19,10 +19,8 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import StepRecord, Tracer
 from schedscope.recorder.checkpoint import Checkpoint, CheckpointWriter
-from schedscope.recorder.manifest import Manifest
 from schedscope.recorder.rows import Row, state_facts
 from schedscope.recorder.schema import TABLES
-from schedscope.recorder.sealer import Follow, Follower
 from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.script import Script, script_of_rows
 
@@ -33,9 +31,6 @@ REPEAT = 32
 of them carried: so they stay a small share of the log."""
 ALONE_S = 300.0
 """Or after this time, seconds of the scheduler's clock: so that a log which keeps its last minutes can be replayed."""
-
-FOLLOWED = frozenset({"engine", "simulation"})
-"""Kinds of sources whose every state follows from what is recorded."""
 
 _STEP_WORK = 8
 """A step without any row costs as much as so many rows."""
@@ -163,22 +158,6 @@ class Shadow:
         self._work = 0
         self.stopped = None
         return True
-
-
-def follow(alone_s: float = ALONE_S) -> Follow:
-    """Shadows for the ranks of a run, where they can follow: our engine's, with token ids or hashes.
-
-    Args:
-        alone_s: see `ALONE_S`.
-    """
-
-    def shadow(manifest: Manifest, rank: int) -> Follower | None:
-        detail, source = manifest.detail, manifest.source
-        if source is None or source.kind not in FOLLOWED or detail.level == "steps" or detail.tokens == "none":
-            return None
-        return Shadow(SchedulerConfig.from_dict(manifest.config_of(rank)), alone_s=alone_s).advance
-
-    return shadow
 
 
 class _Watch(Tracer):

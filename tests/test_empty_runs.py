@@ -14,7 +14,7 @@ from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import open_sink
-from schedscope.replay.shadow import follow
+from schedscope.replay.follow import follow
 from schedscope.replay.verify import verify
 from simulation import Workload, record
 

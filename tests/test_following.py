@@ -21,7 +21,7 @@ from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.replayer import Replayer
-from schedscope.replay.shadow import follow
+from schedscope.replay.follow import follow
 from schedscope.replay.verify import verify
 from simulation import Workload, drive
 
