@@ -50,8 +50,9 @@ _allocated = attrgetter("kv.kv_allocated_len")
 class _Pass:
     """A pass while it is made."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, seq: int) -> None:
         self.number = number
+        self.seq = seq
         self.active = ""
         self.order: list[Req] = []
         """The queue before it was sorted."""
@@ -353,7 +354,7 @@ class Observer:
 
     def sorts(self, queue: Sequence[Req]) -> None:
         """Before the queue is sorted."""
-        made = self._pass = _Pass(self._passes)
+        made = self._pass = _Pass(self._passes, self._tracer.tick())
         self._passes += 1
         made.began_ns = time.monotonic_ns()
         made.order = list(queue)
@@ -526,7 +527,7 @@ class Observer:
         )
         self._forms_pass = made.number
         decided_ns = time.monotonic_ns() - made.began_ns
-        self._tracer.put_pass(made.number, facts, count, packed, decided_ns, pack_observed(self._observed))
+        self._tracer.put_pass(made.number, made.seq, facts, count, packed, decided_ns, pack_observed(self._observed))
         for rid in made.preempted:
             self._lives[rid].preemptions += 1
             self._tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))

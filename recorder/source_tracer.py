@@ -64,10 +64,17 @@ class SourceTracer(RunTracer):
         """Whether records still go anywhere."""
         return self._sink.attached
 
-    def put_pass(self, number: int, facts: PassFacts, count: int, packed: bytes, decided_ns: int, view: bytes) -> None:
+    def tick(self) -> int:
+        """The moment at which a pass begins: what comes behind it is no input of the pass."""
+        return self._next_seq()
+
+    def put_pass(
+        self, number: int, seq: int, facts: PassFacts, count: int, packed: bytes, decided_ns: int, view: bytes
+    ) -> None:
         """Record a pass.
 
         Args:
+            seq: what `tick` gave when it began.
             count: rows of `decisions` in `packed`.
             packed: what `pack_columns` made of it.
             view: what `pack_observed` made of what the pass could read.
@@ -78,7 +85,6 @@ class SourceTracer(RunTracer):
             return
         kept = self._keeps_decisions and number % self._detail.sample == 0
         digest = "" if kept else decision_hash(packed)
-        seq = self._next_seq()
         self._put("passes", pass_row(number, self._number, seq, facts, digest, decided_ns))
         self._put(DECIDED, (count, packed) if kept else (0, b""))
         self._put("views", (number, seq, view))

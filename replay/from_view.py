@@ -31,6 +31,8 @@ from schedscope.recorder.observed import Observed, unpack_observed
 from schedscope.replay.columns import Readable, packed_lists, rows_of, values_of
 from schedscope.replay.moment import Moment
 
+_UNSEEN = b"unseen"
+"""Namespace of what is in the cache and was not observed. No request's begins so."""
 _WINDOW = 512
 """Passes that are read at once."""
 _VERSION = 3
@@ -287,6 +289,11 @@ class Observations:
             locks.append(self._lock(cache, known, held))
         if seen.chunked is not None:
             self._lock(cache, self._request(seen.chunked.rid), seen.chunked.protected)
+        if seen.allocated:
+            # A preemption may evict, and does so on a copy of the tree, which counts for itself.
+            unseen = max(seen.evictable - cache.evictable, 0)
+            node = cache.insert(bytes(unseen * TOKEN_BYTES), _UNSEEN, array("i", bytes(unseen * TOKEN_BYTES))).node
+            node.last_access = 0
         cache.evictable = seen.evictable
         return cache, locks
 
