@@ -70,6 +70,8 @@ class _Pass:
         self.chance: RandomState | None = None
         self.batch_is_full: bool | None = None
         """The mark when admission was over; None: nobody was admitted, and so it stayed."""
+        self.stop: str | None = None
+        """What ended admission; None: nobody was admitted, and so the budget is still what it was."""
 
 
 class _Entered(NamedTuple):
@@ -453,6 +455,7 @@ class Observer:
         """After the admission loop, if it admitted anyone. Mixing in the running batch may then change the mark."""
         if self._pass is not None and self._entered is not None:
             self._pass.batch_is_full = self._entered.batch.batch_is_full
+            self._pass.stop = self._stop(self._pass)
 
     # ---- the prefill delayer -------------------------------------------------------------------------------
 
@@ -512,7 +515,7 @@ class Observer:
             chunked_in=entered.chunked.rid if entered.chunked is not None else None,
             chunked_out=chunked.rid if chunked is not None else None,
             chunk_limit=adder.chunked_req_limit,
-            stop=self._stop(made),
+            stop=made.stop or self._stop(made),
             before=before,
             after=after,
             batch_is_full_before=entered.batch_is_full,

@@ -9,9 +9,9 @@ SOON_S = 20.0
 """By then it has happened, however busy the machine is."""
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], within_s: float = SOON_S) -> None:
     """Return when it holds."""
-    deadline = time.monotonic() + SOON_S
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)

@@ -1,0 +1,105 @@
+"""The real SGLang server, recorded through its plugin, and what came of it replayed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from patience import until
+from schedscope.recorder.run import Run, find_runs
+from schedscope.replay.verify_view import verify_views
+from sglang_server import send, serving, settle
+
+
+class Traffic(NamedTuple):
+    """A server and what it is sent."""
+
+    arguments: str
+    priorities: Sequence[int] = ()
+    routing_keys: Sequence[str] = ()
+    impatient: float = 0.0
+
+
+MATRIX = {
+    "lpm": Traffic("--schedule-policy lpm"),
+    "dfs-weight": Traffic("--schedule-policy dfs-weight"),
+    "hrrn": Traffic("--schedule-policy hrrn"),
+    "shortest-prefill-first": Traffic("--schedule-policy shortest-prefill-first"),
+    "fcfs": Traffic("--schedule-policy fcfs"),
+    "priority": Traffic(
+        "--schedule-policy fcfs --enable-priority-scheduling --enable-mixed-chunk", priorities=(0, 5, 20, 50)
+    ),
+    "lof": Traffic("--schedule-policy lof"),
+    "random": Traffic("--schedule-policy random"),
+    "routing-key": Traffic("--schedule-policy routing-key", routing_keys=("a", "b", "c")),
+    "delayer": Traffic("--schedule-policy lpm --enable-prefill-delayer"),
+    "retraction": Traffic(
+        "--schedule-policy lpm --schedule-conservativeness 0.1 --max-running-requests 16", impatient=0.12
+    ),
+    "no-overlap": Traffic("--schedule-policy lpm --disable-overlap-schedule"),
+}
+EVERY = os.environ.get("SCHEDSCOPE_SGLANG_EVERY") is not None
+"""Whether to start a server for each of them, which takes a quarter of an hour, or for some."""
+SOME = [("retraction", 1), ("priority", 16)]
+CASES = [(name, page) for page in (1, 16) for name in MATRIX] if EVERY else SOME
+
+
+def the_run(folder: Path) -> Run:
+    (info,) = find_runs(folder)
+    return Run.open(info.path)
+
+
+@pytest.mark.parametrize(("name", "page_size"), CASES)
+def test_every_pass_of_a_real_server_is_replayed(tmp_path: Path, name: str, page_size: int) -> None:
+    traffic = MATRIX[name]
+    folder = tmp_path / "logs"
+    with serving(folder, *traffic.arguments.split(), "--page-size", str(page_size)) as server:
+        answers = send(
+            server.url,
+            200,
+            seed=7,
+            priorities=traffic.priorities,
+            routing_keys=traffic.routing_keys,
+            impatient=traffic.impatient,
+        )
+        settle(server.url)
+        server.stop()
+    assert answers.count(200) >= 150
+    run = the_run(folder)
+    assert run.manifest.source is not None
+    assert (run.manifest.source.kind, run.manifest.source_gaps) == ("sglang", [])
+    verdict = verify_views(run, 0)
+    assert verdict.divergence is None
+    assert verdict.passes == run.passes(0).count > 50
+    rows = run.table("decisions", 0, ("key", "reason")).to_pylist()
+    told = [row for row in rows if row["reason"] not in {None, "chunk_continued"}]
+    assert told
+    assert all(row["reason"] != "unknown" and row["key"] is not None for row in told)
+    assert set(run.table("passes", 0, ("divergence",)).column("divergence").to_pylist()) == {None}
+
+
+def test_killed_in_the_midst_of_its_work_nothing_recorded_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    with serving(folder, "--schedule-policy", "lpm") as server:
+
+        def passes() -> int:
+            run = the_run(folder)
+            return run.passes(0).count if run.ranks else 0
+
+        client = subprocess.Popen(
+            ["python3", "-c", "import sglang_server as s, sys; s.send(sys.argv[1], 300)", server.url],
+            cwd=Path(__file__).parent,
+        )
+        until(lambda: passes() > 40, 60)
+        server.kill()
+        client.kill()
+        client.wait()
+    run = the_run(folder)
+    assert run.status == "interrupted"
+    verdict = verify_views(run, 0)
+    assert verdict.divergence is None
+    assert verdict.passes == run.passes(0).count > 40
