@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +92,7 @@ def test_killed_in_the_midst_of_its_work_nothing_recorded_is_lost(tmp_path: Path
             return run.passes(0).count if run.ranks else 0
 
         client = subprocess.Popen(
-            ["python3", "-c", "import sglang_server as s, sys; s.send(sys.argv[1], 300)", server.url],
+            [sys.executable, "-c", "import sglang_server as s, sys; s.send(sys.argv[1], 300)", server.url],
             cwd=Path(__file__).parent,
         )
         until(lambda: passes() > 40, 60)
