@@ -173,6 +173,8 @@ def check_servable(config: SchedulerConfig) -> None:
     if config.schedule_policy not in POLICIES:
         raise ConfigError(f"schedule_policy={config.schedule_policy}: choose from {', '.join(POLICIES)}")
     resolve_policy(config)
+    if not config.disable_overlap_schedule:
+        raise ConfigError("disable_overlap_schedule=false: this engine takes in each batch before it decides the next")
     if config.prefill_max_requests == 0:
         raise ConfigError("prefill_max_requests=0: no request would ever be admitted; leave it out for no limit")
     if config.enable_priority_scheduling and config.schedule_policy not in PRIORITY_POLICIES:

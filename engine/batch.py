@@ -29,6 +29,19 @@ class Batch(NamedTuple):
     members: tuple[Member, ...]
 
     @property
+    def prefill_only(self) -> bool:
+        """Whether nothing in it wants a token. SGLang doesn't decode a running batch that began as such batches."""
+        asked = [member.live.request.sampling.max_new_tokens for member in self.members]
+        return self.kind == "prefill" and not any(asked)
+
+    @property
     def extend_tokens(self) -> int:
         """Tokens that SGLang counts as processed: all but pure decode rows."""
         return sum(member.end - member.start for member in self.members) if self.kind != "decode" else 0
+
+
+class InFlight(NamedTuple):
+    """A batch that was formed, and whose tokens are not taken in yet."""
+
+    step: int
+    batch: Batch

@@ -35,6 +35,8 @@ class SchedulerConfig:
     """Tokens; None: prompts are never cut."""
     prefill_max_requests: int | None = None
     enable_mixed_chunk: bool = False
+    disable_overlap_schedule: bool = True
+    """SGLang's own default is False: a batch's tokens are taken in after the next batch was decided."""
     enable_priority_scheduling: bool = False
     schedule_low_priority_values_first: bool = False
     priority_scheduling_preemption_threshold: int = 10

@@ -1,10 +1,12 @@
 """The scheduler of one rank: stimuli in, batches out.
 
-`arrive`, `abort`, `step`, `commit` and `idle` are all that ever reaches it, and all a recording needs to keep:
+`arrive`, `abort`, `flush`, `step`, `commit` and `idle` are all that ever reaches it, and all a recording needs to keep:
 a second scheduler that gets the same calls does the same, decision by decision. Times and tokens are arguments.
 
-The loop follows SGLang 0.5.23 without overlap: merge, filter, prefill first, else decode, retracting if memory is
-short.
+The loop follows SGLang 0.5.23: merge, filter, prefill first, else decode, retracting if memory is short. A step's
+batch is committed right after it; with overlap (`disable_overlap_schedule` off) right after the next step: step 1,
+step 2, commit 1, step 3, commit 2. What a step then can't know yet is whether a token ends a request: it decodes on for
+one step, of which nothing is kept, unless the token in flight is the last that was asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from schedscope.engine.batch import Batch
+from schedscope.engine.batch import Batch, InFlight
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import Report
@@ -20,7 +22,7 @@ from schedscope.engine.live import Live
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import Event, StepRecord, Tracer
+from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given, StepRecord, Tracer
 from schedscope.engine.view import View
 
 
@@ -46,7 +48,9 @@ class Step(NamedTuple):
     number: int
     plan: Plan
     batch: Batch | None
-    """To compute before `commit`; None: nothing to do."""
+    """To compute; None: nothing to do."""
+    due: Batch | None
+    """To commit before anything else is done: the same batch; with overlap the one of the step before. None: none."""
     ended: tuple[Ended, ...]
 
 
@@ -78,21 +82,26 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether a step could do anything."""
         state = self.state
-        return bool(state.queue or state.running or state.last_prefill or state.chunked)
+        return bool(state.queue or state.running or state.last_prefill or state.chunked or state.in_flight)
 
     # ---- stimuli -------------------------------------------------------------------------------------------
 
-    def arrive(self, request: Request, now: float) -> list[Ended]:
-        """A new request joins the queue. Returns what the queue's limit turned away: it, or another."""
+    def arrive(self, request: Request, now: float, entry_time: float | None = None) -> list[Ended]:
+        """A new request joins the queue. Returns what the queue's limit turned away: it, or another.
+
+        Args:
+            entry_time: when it joined, if a server that is followed has read its clock for that. None: now, or as
+                little later as makes it the last.
+        """
         live = Live(request, self.state.resolved_priority(request))
         self.lives[request.rid] = live
-        self.tracer.on_event(Event("arrive", now, request.rid, live.prompt_len, detail=describe_request(request)))
+        self.tracer.on_event(Event("arrive", now, request.rid, live.prompt_len, detail=_describe_arrival(request, entry_time)))
         self.tracer.on_prompt(live)
         config = self.config
         priority_off = config.abort_on_priority_when_disabled and not config.enable_priority_scheduling
         if priority_off and request.priority is not None:
             return [self._refuse(live, PRIORITY_OFF, now)]
-        return self._enqueue(live, now)
+        return self._enqueue(live, now, entry_time)
 
     def abort(self, rid: str, now: float) -> list[Ended]:
         """A client takes its request back. One that holds memory ends with its next token or chunk."""
@@ -112,7 +121,7 @@ class Scheduler:
         self.state.new_token_ratio = self.state.first_new_token_ratio
         number = self.steps
         self.steps += 1
-        self.tracer.on_step(StepRecord(number, now, "idle", None, None, None, (), ()), self.state)
+        self.tracer.on_step(StepRecord(number, now, "idle", None, None, None, None, (), (), NOTHING_GIVEN), self.state)
 
     def flush(self, now: float) -> bool:
         """Forget the prefix cache. False, and nothing done, while requests wait or run."""
@@ -128,14 +137,20 @@ class Scheduler:
         assert plan.negotiation is not None, "asked for a report without a prefill delayer"
         return plan.negotiation.report
 
-    def step(self, now: float, reports: tuple[Report, ...] = ()) -> Step:
+    def step(self, now: float, reports: tuple[Report, ...] = (), given: Given = NOTHING_GIVEN) -> Step:
         """Form the next batch.
 
         Args:
             now: this rank's clock, seconds.
             reports: what the other ranks tell the prefill delayer.
+            given: what a server that is followed has read elsewhere.
         """
         state = self.state
+        overlap = not self.config.disable_overlap_schedule
+        assert len(state.in_flight) <= overlap, "a batch before this step is to be committed"
+        due = state.in_flight[0] if state.in_flight else None
+        if given.random_state is not None:
+            state.random_state = given.random_state
         self._settle(now)
         ended, self._ended = self._ended, []
         # A gated step, as most decodes are, needs no view: unless the delayer has a say in it.
@@ -152,7 +167,7 @@ class Scheduler:
             self.passes += 1
             self.tracer.on_pass(pass_number, view, plan, state.random_state)
         try:
-            batch = state.apply(plan, now, pass_number)
+            batch = state.apply(plan, now, pass_number, given.entry_times)
         except PoolExhaustedError:
             batch = None
             ended += self._give_up_prefill(plan)
@@ -162,26 +177,38 @@ class Scheduler:
         if batch is not None:
             state.last_prefill = [member.live for member in batch.members]
             state.last_prefill_tokens = batch.extend_tokens
+            state.last_prefill_only = batch.prefill_only
             state.processed_tokens += batch.extend_tokens
-        elif state.running:
-            batch, retracted, lost = self._decode(now)
+        elif state.running and not state.running_prefill_only:
+            batch, retracted, lost = self._decode(now, given.entry_times)
             ended += lost
         self._tell_evictions(now)
         kind = batch.kind if batch is not None else "none"
         number = self.steps
         self.steps += 1
-        record = StepRecord(number, now, kind, plan.gate, pass_number, batch, retracted, reports)
+        if batch is not None:
+            state.in_flight.append(InFlight(number, batch))
+            due = due if overlap else state.in_flight[0]
+        record = StepRecord(number, now, kind, plan.gate, pass_number, batch, due, retracted, reports, given)
         self.tracer.on_step(record, state)
-        return Step(number, plan, batch, tuple(ended))
+        return Step(number, plan, batch, None if due is None else due.batch, tuple(ended))
 
     def commit(self, batch: Batch, sampled: Sequence[int | None], finishes: Mapping[str, Finish], now: float) -> None:
-        """Take in a batch's tokens: one per row, None where the prompt goes on.
+        """Take in the tokens of the batch that is due: one per row, None where the prompt goes on.
+
+        Tokens of requests that ended or lost their memory since the batch was formed are ignored.
 
         Args:
             finishes: why requests end with this token, by rid.
         """
         state = self.state
-        taken = [(member, token) for member, token in zip(batch.members, sampled, strict=True) if token is not None]
+        flying = state.in_flight.popleft()
+        assert flying.batch is batch, "another batch is due"
+        taken = [
+            (member, token)
+            for member, token in zip(batch.members, sampled, strict=True)
+            if token is not None and not member.live.finished and not member.live.retracted
+        ]
         self.tracer.on_outputs([member.live for member, _ in taken], [token for _, token in taken])
         for member, token in taken:
             live = member.live
@@ -205,7 +232,7 @@ class Scheduler:
                 )
                 self._end(live, finish)
             elif not member.decode:
-                state.checkpoint(live, live.extend_end)
+                state.checkpoint(live, member.end)
                 node = live.lock.id if live.lock is not None else None
                 self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
         self.tracer.on_committed(state)
@@ -225,9 +252,9 @@ class Scheduler:
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
-    def _enqueue(self, live: Live, now: float) -> list[Ended]:
+    def _enqueue(self, live: Live, now: float, entry_time: float | None) -> list[Ended]:
         """Join the queue's tail, if its limit allows. Returns whom that turned away: it, or another."""
-        self.state.admit_to_queue(live, now)
+        self.state.admit_to_queue(live, now, entry_time)
         if self.state.queue and self.state.queue[-1] is live:
             self.tracer.on_event(Event("queue", now, live.rid))
         return self._turn_away(now)
@@ -284,12 +311,17 @@ class Scheduler:
         state.chunked = None
         return ended
 
-    def _decode(self, now: float) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
+    def _decode(self, now: float, entry_times: Mapping[str, float]) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
         """One token for every running request; retract some first if memory is short."""
         state = self.state
         before = len(state.running)
         retracted: list[Live] = []
         ended: list[Ended] = []
+        ending = state.drop_ending()
+        if not state.running or (ending and not state.fits_decode(state.running)):
+            # Nothing is left to decode, or there will be room when those that end have given back their memory.
+            state.batch_is_full = False
+            return None, (), []
         if state.fits_decode(state.running):
             config = self.config
             decay = (state.first_new_token_ratio - state.least_new_token_ratio) / config.new_token_ratio_decay_steps
@@ -299,7 +331,7 @@ class Scheduler:
         if len(state.running) < before:
             state.batch_is_full = False
         for live in retracted:
-            ended += self._enqueue(live, now)
+            ended += self._enqueue(live, now, entry_times.get(live.rid))
         if not state.running:
             return None, tuple(live.rid for live in retracted), ended
         members = state.allocate_decode(state.running)
@@ -354,6 +386,11 @@ class Scheduler:
         for evicted in self.state.evictions:
             self.tracer.on_event(Event("evict", now, tokens=evicted.tokens, node=evicted.node.id))
         self.state.evictions.clear()
+
+
+def _describe_arrival(request: Request, entry_time: float | None) -> dict[str, Any]:
+    described = describe_request(request)
+    return described if entry_time is None else {**described, "entry_time": entry_time}
 
 
 def describe_request(request: Request) -> dict[str, Any]:

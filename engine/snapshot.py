@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from schedscope.engine.batch import Batch, InFlight, Member
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import DelayerState
@@ -32,6 +33,7 @@ _STATE_FACTS = (
     "batch_is_full",
     "batch_is_full_pass",
     "last_entry_time",
+    "last_prefill_only",
     "last_prefill_tokens",
     "max_prefill_bs",
     "new_token_ratio",
@@ -39,6 +41,7 @@ _STATE_FACTS = (
     "refresh_calls",
     "rows",
     "running_extend_tokens",
+    "running_prefill_only",
 )
 _NODE_FACTS = ("id", "lock_ref", "last_access", "creation", "hit_count", "priority")
 
@@ -55,9 +58,11 @@ class Snapshot(NamedTuple):
 
 
 def held_requests(scheduler: Scheduler) -> list[Live]:
-    """The requests that the scheduler still knows: those that live, and those about to leave a batch."""
+    """The requests that the scheduler still knows: those that live, and those that ended but are in a batch."""
     held = dict.fromkeys(scheduler.lives.values())
-    held.update(dict.fromkeys((*scheduler.state.running, *scheduler.state.last_prefill)))
+    state = scheduler.state
+    held.update(dict.fromkeys((*state.running, *state.last_prefill)))
+    held.update(dict.fromkeys(member.live for flying in state.in_flight for member in flying.batch.members))
     return list(held)
 
 
@@ -85,6 +90,7 @@ def pack_facts(scheduler: Scheduler, held: Sequence[Live], nodes: Sequence[Node]
         "queue": [places[live] for live in state.queue],
         "running": [places[live] for live in state.running],
         "last_prefill": [places[live] for live in state.last_prefill],
+        "in_flight": [_pack_in_flight(flying, places) for flying in state.in_flight],
         "chunked": None if state.chunked is None else places[state.chunked],
         "state": {name: getattr(state, name) for name in _STATE_FACTS},
         "random_state": state.random_state,
@@ -111,6 +117,7 @@ def restore_snapshot(snapshot: Snapshot, config: SchedulerConfig, tracer: Tracer
     state.queue = [held[i] for i in facts["queue"]]
     state.running = [held[i] for i in facts["running"]]
     state.last_prefill = [held[i] for i in facts["last_prefill"]]
+    state.in_flight = deque(_unpack_in_flight(packed, held) for packed in facts["in_flight"])
     state.chunked = None if facts["chunked"] is None else held[facts["chunked"]]
     for name in _STATE_FACTS:
         setattr(state, name, facts["state"][name])
@@ -120,6 +127,16 @@ def restore_snapshot(snapshot: Snapshot, config: SchedulerConfig, tracer: Tracer
     state.delayer = DelayerState(*facts["delayer"])
     state.prefill_batch_sizes = deque(facts["prefill_batch_sizes"], state.prefill_batch_sizes.maxlen)
     return scheduler
+
+
+def _pack_in_flight(flying: InFlight, places: Mapping[Live, int]) -> dict[str, Any]:
+    members = [[places[live], *span] for live, *span in flying.batch.members]
+    return {"step": flying.step, "kind": flying.batch.kind, "members": members}
+
+
+def _unpack_in_flight(packed: Mapping[str, Any], held: Sequence[Live]) -> InFlight:
+    members = tuple(Member(held[i], *span) for i, *span in packed["members"])
+    return InFlight(packed["step"], Batch(packed["kind"], members))
 
 
 def _pack_requests(held: Sequence[Live]) -> dict[str, list[Any]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from schedscope.engine import tokens
-from schedscope.engine.batch import Batch, Member
+from schedscope.engine.batch import Batch, InFlight, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, gate
@@ -73,11 +74,16 @@ class SchedulerState:
             seeded(config.random_seed) if config.schedule_policy == "random" else None
         )
         self.delayer = DelayerState()
+        self.in_flight: deque[InFlight] = deque()
+        """Batches whose tokens are to come, oldest first. Between two steps: one with overlap, none without."""
         self.last_prefill: list[Live] = []
         """The prefill of the step before; it joins the running batch at the start of the next one."""
         self.last_prefill_tokens = 0
+        self.last_prefill_only = False
         self.running_extend_tokens = 0
         """Prefill tokens of the batch that the running batch began as. SGLang adds them again in each decode step."""
+        self.running_prefill_only = False
+        """No request that the running batch is made of wanted a token: SGLang waits for them to end, not decoding."""
         self.prefill_batch_sizes: deque[int] = deque(maxlen=config.prefill_delayer_max_prefill_bs_window_size)
         self.max_prefill_bs = 0
         self.turned_away: list[Refused] = []
@@ -194,10 +200,14 @@ class SchedulerState:
 
     # ---- the queue -----------------------------------------------------------------------------------------
 
-    def admit_to_queue(self, live: Live, now: float) -> None:
+    def admit_to_queue(self, live: Live, now: float, entry_time: float | None = None) -> None:
         """Join the queue's tail if its limit allows: a new request, or one that was retracted or preempted.
 
         Under priority scheduling the least wanted one goes instead. Who goes is in `turned_away`.
+
+        Args:
+            entry_time: None: now, or as little later as makes it the last. SGLang reads a clock for each request, so
+                that no two have the same time; ours stands still in a step.
         """
         config = self.config
         if config.max_queued_requests is not None and len(self.queue) + 1 > config.max_queued_requests:
@@ -211,8 +221,9 @@ class SchedulerState:
                 return
             self.queue.remove(least)
             self.turned_away.append(Refused(least, OUTRANKED))
-        # SGLang reads a clock for each request, so that no two have the same time; ours stands still in a step.
-        live.entry_time = self.last_entry_time = max(now, math.nextafter(self.last_entry_time, math.inf))
+        if entry_time is None:
+            entry_time = max(now, math.nextafter(self.last_entry_time, math.inf))
+        live.entry_time = self.last_entry_time = entry_time
         live.arrival_processed_tokens = self.processed_tokens
         live.waiting = None
         self.queue.append(live)
@@ -225,15 +236,24 @@ class SchedulerState:
 
     # ---- a decision carried out ----------------------------------------------------------------------------
 
-    def apply(self, plan: Plan, now: float, pass_number: int | None = None) -> Batch | None:
+    def apply(
+        self,
+        plan: Plan,
+        now: float,
+        pass_number: int | None = None,
+        entry_times: Mapping[str, float] = MappingProxyType({}),
+    ) -> Batch | None:
         """Carry out a plan made from this state's view. Returns the prefill batch, with its memory allocated.
+
+        Args:
+            entry_times: see `admit_to_queue`; of preempted requests, by rid.
 
         Raises PoolExhaustedError after everything else was carried out, as SGLang does.
         """
         if plan.batch_is_full != self.batch_is_full:
             self.batch_is_full_pass = pass_number if plan.batch_is_full else None
         self.batch_is_full = plan.batch_is_full
-        batch = self._carry_out(plan, now)
+        batch = self._carry_out(plan, now, entry_times)
         if plan.negotiation is not None:
             self.delayer = plan.negotiation.next_state
             observed = plan.attempted_prefill_bs if batch is None else len(batch.members)
@@ -242,7 +262,7 @@ class SchedulerState:
                 self.max_prefill_bs = max(self.prefill_batch_sizes)
         return batch
 
-    def _carry_out(self, plan: Plan, now: float) -> Batch | None:
+    def _carry_out(self, plan: Plan, now: float, entry_times: Mapping[str, float]) -> Batch | None:
         if plan.ordering is None or plan.admission is None:
             return None
 
@@ -283,7 +303,7 @@ class SchedulerState:
             self.queue = [live for live in self.queue if live not in gone]
         for live in preempted:
             live.preemptions += 1
-            self.admit_to_queue(live, now)
+            self.admit_to_queue(live, now, entry_times.get(live.rid))
         if not admitted:
             return None
         unfinished = plan.admission.chunked_rid
@@ -337,12 +357,15 @@ class SchedulerState:
         """With mixed chunks the running requests decode in the prefill's forward, if their next tokens fit."""
         if not self.config.enable_mixed_chunk or not self.running:
             return batch
-        self.running = [live for live in self.running if not live.finished]
+        if self.drop_ending():
+            self.batch_is_full = False
         if not self.running or not self.fits_decode(self.running):
             return batch
         for live in self.running:
             live.fill_len = live.length
         decoding = self.allocate_decode(self.running)
+        for live in self.running:
+            live.extend_end = live.kv_len
         self.running = []
         return Batch("mixed", (*batch.members, *decoding))
 
@@ -363,7 +386,10 @@ class SchedulerState:
         return evicted
 
     def checkpoint(self, live: Live, up_to: int) -> None:
-        """Keep the first `up_to` tokens of a request in the cache, and move its lock onto them."""
+        """Keep the first `up_to` tokens of a request in the cache, and move its lock onto them.
+
+        `up_to` doesn't reach behind its tokens, as what it holds may: the slot of a token that is still to come.
+        """
         live.prefix_len = live.extend_end
         if self.cache.disabled:
             return
@@ -398,7 +424,7 @@ class SchedulerState:
     def release(self, live: Live, *, checkpoint: bool) -> None:
         """Give a request's memory back; with `checkpoint` the cache keeps what it computed."""
         if checkpoint:
-            self.checkpoint(live, live.kv_len)
+            self.checkpoint(live, min(live.kv_len, live.length))
         if len(live.row) > live.protected_len:
             self.pool.free(live.row[live.protected_len :])
         if live.lock is not None:
@@ -435,7 +461,9 @@ class SchedulerState:
             if not self.running:
                 # SGLang then takes over the prefill batch as it is, and its mark, which is not set.
                 self.running_extend_tokens = self.last_prefill_tokens
+                self.running_prefill_only = True
                 self.batch_is_full = False
+            self.running_prefill_only &= self.last_prefill_only
             self.running += joining
         self.last_prefill = []
 
@@ -445,6 +473,20 @@ class SchedulerState:
         if len(left) < len(self.running):
             self.batch_is_full = False
             self.running = left
+
+    def drop_ending(self) -> bool:
+        """Requests that ended, or whose token in flight is the last they asked for, leave the running batch.
+
+        Returns whether there are any of the second kind.
+        """
+        coming = {member.live for flying in self.in_flight for member in flying.batch.members}
+        ending = {
+            live
+            for live in coming.intersection(self.running)
+            if live.output_len + 1 >= live.request.sampling.max_new_tokens
+        }
+        self.running = [live for live in self.running if not live.finished and live not in ending]
+        return bool(ending)
 
     def decode_room(self, lives: Iterable[Live]) -> int:
         """Tokens, whole pages, that the next decode of these requests allocates."""

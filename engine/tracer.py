@@ -6,10 +6,11 @@ it does can reach a decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from schedscope.engine.batch import Batch
+from schedscope.engine.batch import Batch, InFlight
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
 from schedscope.engine.delayer import Report
@@ -49,6 +50,19 @@ EVENT_KINDS = {
 }
 
 
+class Given(NamedTuple):
+    """What a step is told from outside beside its clock, when a server is followed that reads more clocks and chance."""
+
+    entry_times: Mapping[str, float] = MappingProxyType({})
+    """When requests that this step retracts or preempts joined the queue again, by rid; seconds. The others: now, or
+    as little later as makes each the last."""
+    random_state: RandomState | None = None
+    """The random generator's state before the step; None: as the pass before left it."""
+
+
+NOTHING_GIVEN = Given()
+
+
 class StepRecord(NamedTuple):
     """One turn of the scheduler's loop, after its batch was formed."""
 
@@ -59,9 +73,12 @@ class StepRecord(NamedTuple):
     gate: str | None
     pass_number: int | None
     batch: Batch | None
+    due: InFlight | None
+    """Whose tokens are taken in before the next step: the same batch, with overlap the one before."""
     retracted: tuple[str, ...]
     reports: tuple[Report, ...]
     """What other ranks told the prefill delayer."""
+    given: Given
 
 
 class Tracer:
@@ -80,7 +97,7 @@ class Tracer:
         """A pass was decided, and not carried out yet."""
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
-        """A step's batch is formed; the forward comes next."""
+        """A step's batch is formed; the forward comes next, and `on_committed` if a batch is due."""
 
     def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
         """Tokens, one for each request, are about to be taken in."""
@@ -89,4 +106,4 @@ class Tracer:
         """A request is gone."""
 
     def on_committed(self, state: SchedulerState) -> None:
-        """The step is over: all its tokens are taken in."""
+        """The step is over: all tokens that were due are taken in."""

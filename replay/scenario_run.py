@@ -164,6 +164,7 @@ class _PassScenario:
                     state.checkpoint(live, live.extend_end)
         state.last_prefill = [member.live for member in batch.members]
         state.last_prefill_tokens = batch.extend_tokens
+        state.last_prefill_only = batch.prefill_only
         state.stash_chunked()
         state.merge_prefill()
         state.drop_finished()

@@ -39,10 +39,11 @@ def test_new_scenarios_come_out_as_in_sglang(tmp_path: Path, kind: str, count: i
 
 
 @with_sglang
+@pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
 @pytest.mark.parametrize("options", [[], ["--aborts"]], ids=["", "aborts"])
-def test_the_whole_loop_goes_as_in_sglang(options: list[str]) -> None:
+def test_the_whole_loop_goes_as_in_sglang(options: list[str], overlap: str) -> None:
     assert PYTHON is not None
     compare = [sys.executable, str(ORACLE / "loop_compare.py"), "--oracle", PYTHON, "--seed", SEED, "--count", "60"]
-    done = subprocess.run([*compare, *options], capture_output=True, text=True)
+    done = subprocess.run([*compare, overlap, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert "62 workloads" in done.stdout  # and two known ones

@@ -2,7 +2,7 @@
 
 Usage, with our Python; PYTHONPATH is handed on to the oracle's::
 
-    PYTHONPATH=stubs python loop_compare.py --oracle PYTHON --seed 1 --count 300 [--aborts] [--shrink]
+    PYTHONPATH=stubs python loop_compare.py --oracle PYTHON --seed 1 --count 300 [--overlap] [--aborts] [--shrink]
     PYTHONPATH=stubs python loop_compare.py --oracle PYTHON --workloads FILE
 
 PYTHON is that of an environment with ``sglang==0.5.23``; ``loop_sglang.py`` runs there and says what a workload and a
@@ -52,8 +52,9 @@ WITH_PRIORITY = ("fcfs", "lof")
 class Generator:
     """Makes one workload of a seed."""
 
-    def __init__(self, seed: int, *, aborts: bool) -> None:
+    def __init__(self, seed: int, *, aborts: bool, overlap: bool | None = None) -> None:
         self.seed = seed
+        self.overlap = overlap
         self.rng = random.Random(f"loop {seed}")
         self.aborts = aborts
         self.prompts: list[list[int]] = []
@@ -66,6 +67,8 @@ class Generator:
         """The workload."""
         rng = self.rng
         config = self.config()
+        if random.Random(f"overlap {self.seed}").random() < 0.5 if self.overlap is None else self.overlap:
+            config["disable_overlap_schedule"] = False
         self.pool = config["max_total_tokens"] // config["page_size"] * config["page_size"]
         self.longest = max(min(self.pool // rng.choice([5, 8, 12] if self.pressed else [2, 3, 5, 8]), 200), 4)
         self.shared = [self.words(rng.randint(2, self.longest)) for _ in range(rng.randint(1, 4))]
@@ -279,6 +282,7 @@ class Ours:
             if any(one.finish.detail == POOL_EXHAUSTED for one in step.ended):
                 return {"error": POOL_EXHAUSTED}
         batch = step.batch if step is not None else None
+        due = step.due if step is not None else None
         seen = self.observe()
         seen |= {
             "kind": batch.kind if batch is not None else "none",
@@ -287,16 +291,16 @@ class Ours:
             "flushed": flushed,
             "finished": [],
         }
-        if batch is not None:
-            sampled = [None if member.unfinished else self._token(member.live) for member in batch.members]
+        if due is not None:
+            sampled = [None if member.unfinished else self._token(member.live) for member in due.members]
             finishes = {}
-            for member, token in zip(batch.members, sampled, strict=True):
+            for member, token in zip(due.members, sampled, strict=True):
                 finish = _finish(member.live, token)
                 if finish is not None:
                     finishes[member.live.rid] = finish
-            scheduler.commit(batch, sampled, finishes, now)
+            scheduler.commit(due, sampled, finishes, now)
             seen["finished"] = watch.finished
-        elif not scheduler.busy:
+        elif batch is None and not scheduler.busy:
             scheduler.idle(now)
         state = scheduler.state
         return seen | {
@@ -472,9 +476,11 @@ def read_or_make(args: argparse.Namespace) -> Iterator[Json]:
         with Path(args.workloads).open(encoding="utf-8") as file:
             yield from (json.loads(line) for line in file if line.strip())
         return
-    yield from known()
+    for workload in known():
+        overlap = {"disable_overlap_schedule": False} if args.overlap else {}
+        yield workload | {"config": workload["config"] | overlap}
     for seed in range(args.seed, args.seed + args.count):
-        yield Generator(seed, aborts=args.aborts).workload()
+        yield Generator(seed, aborts=args.aborts, overlap=args.overlap).workload()
 
 
 def main() -> int:
@@ -484,6 +490,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--aborts", action="store_true", help="clients take requests back, too")
+    parser.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="all workloads with overlap, or none; otherwise chance says",
+    )
     parser.add_argument("--workloads", metavar="FILE", help="compare these, JSON lines")
     parser.add_argument("--shrink", action="store_true", help="print the smallest workload that still differs")
     args = parser.parse_args()

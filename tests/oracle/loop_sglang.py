@@ -1,9 +1,11 @@
 """Run whole workloads through the loop of the real SGLang 0.5.23 scheduler, on a CPU and without a model.
 
 This is a test oracle, like ``run_sglang.py``, whose construction of the scheduler it uses.  It turns the loop of
-``event_loop_normal`` (no overlap): input, ``get_next_batch_to_run``, forward, ``process_batch_result``, idle.  All
-that schedules, retracts, finishes, frees or caches is SGLang's own; only what needs a model or a socket is
-replaced: the output tokens are given by the workload, and of ``run_batch`` the token counter remains.
+``event_loop_normal`` (input, ``get_next_batch_to_run``, forward, ``process_batch_result``, idle) or, where the
+configuration has ``disable_overlap_schedule: false``, that of ``event_loop_overlap``, in which the results of a batch
+are processed after the next one was decided.  All that schedules, retracts, finishes, frees or caches is SGLang's own;
+only what needs a model or a socket is replaced: the output tokens are given by the workload, and of ``run_batch`` the
+token counter remains.
 
 Usage, with the Python of an environment that has ``sglang==0.5.23`` and a CPU build of torch::
 
@@ -31,6 +33,7 @@ import random
 import sys
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +76,7 @@ LOOP_DEFAULTS: Json = {
     "new_token_ratio_decay_steps": 600,
     "retract_decode_steps": 20,
     "abort_on_priority_when_disabled": False,
+    "disable_overlap_schedule": True,
 }
 """The config keys that matter only to a loop, with their defaults."""
 
@@ -122,7 +126,8 @@ class Loop:
         # The oracle of single passes has wrapped these; here they are the real ones.
         for name in ("get_new_batch_prefill", "update_running_batch", "get_prefill_adder_class"):
             delattr(scheduler, name)
-        scheduler.enable_overlap = False
+        scheduler.enable_overlap = scheduler.enable_skip_finishing_decode = not config["disable_overlap_schedule"]
+        scheduler.result_queue = deque()
         scheduler.max_queued_requests = config["max_queued_requests"]
         scheduler.abort_on_priority_when_disabled = config["abort_on_priority_when_disabled"]
         scheduler.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
@@ -144,7 +149,7 @@ class Loop:
         return SchedulerBatchResultProcessor(
             is_generation=True,
             disaggregation_mode=scheduler.disaggregation_mode,
-            enable_overlap=False,
+            enable_overlap=scheduler.enable_overlap,
             enable_overlap_mlx=False,
             model_config=SimpleNamespace(self_opened_think_start_ids=None, think_end_ids=None),
             token_to_kv_pool_allocator=self.engine.allocator,
@@ -214,8 +219,11 @@ class Loop:
         if batch:
             if batch.extend_num_tokens:
                 scheduler.processed_tokens_counter += batch.extend_num_tokens
-            finished = self._forward(batch)
-        elif scheduler.is_fully_idle():
+            batch.input_ids = None
+            scheduler.result_queue.append((batch.copy() if scheduler.enable_overlap else batch, None))
+        if scheduler.last_batch if scheduler.enable_overlap else batch:
+            finished = self._process(scheduler.result_queue.popleft()[0])
+        elif not batch and scheduler.is_fully_idle():
             scheduler.new_token_ratio_tracker.reset()
         scheduler.last_batch = batch
         seen |= {
@@ -250,13 +258,12 @@ class Loop:
         self.engine.allocator.clear()
         return True
 
-    def _forward(self, batch: ScheduleBatch) -> list[Json]:
-        """The forward's tokens and what follows from them. Returns who has finished, how, after how many tokens."""
+    def _process(self, batch: ScheduleBatch) -> list[Json]:
+        """A forward's tokens and what follows from them. Returns who has finished, how, after how many tokens."""
         tokens = []
         for req in batch.reqs:
             output = self.outputs[req.rid]
             tokens.append(output[min(len(req.output_ids), len(output) - 1)])
-        batch.input_ids = None
         result = GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64))
         unfinished = [req for req in batch.reqs if not req.finished()]
         if batch.forward_mode.is_decode():
