@@ -21,6 +21,14 @@ def seeded(seed: int) -> RandomState:
     return RandomState(random.Random(seed).getstate())
 
 
+def as_state(packed: Sequence[Any] | None) -> RandomState | None:
+    """A state again, of what a format without tuples made of it."""
+    if packed is None:
+        return None
+    version, words, gauss = packed
+    return RandomState((version, tuple(words), gauss))
+
+
 def shuffle(items: Sequence[T], state: RandomState) -> tuple[list[T], RandomState]:
     """The items in the order that `random.shuffle` gives them, and the state after it."""
     generator = random.Random()

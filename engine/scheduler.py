@@ -95,7 +95,9 @@ class Scheduler:
         """
         live = Live(request, self.state.resolved_priority(request))
         self.lives[request.rid] = live
-        self.tracer.on_event(Event("arrive", now, request.rid, live.prompt_len, detail=_describe_arrival(request, entry_time)))
+        self.tracer.on_event(
+            Event("arrive", now, request.rid, live.prompt_len, detail=_describe_arrival(request, entry_time))
+        )
         self.tracer.on_prompt(live)
         config = self.config
         priority_off = config.abort_on_priority_when_disabled and not config.enable_priority_scheduling
@@ -311,7 +313,9 @@ class Scheduler:
         state.chunked = None
         return ended
 
-    def _decode(self, now: float, entry_times: Mapping[str, float]) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
+    def _decode(
+        self, now: float, entry_times: Mapping[str, float]
+    ) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
         """One token for every running request; retract some first if memory is short."""
         state = self.state
         before = len(state.running)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from schedscope.engine.batch import Batch, InFlight, Member
-from schedscope.engine.chance import RandomState
+from schedscope.engine.chance import as_state
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import DelayerState
 from schedscope.engine.live import Live
@@ -121,9 +121,7 @@ def restore_snapshot(snapshot: Snapshot, config: SchedulerConfig, tracer: Tracer
     state.chunked = None if facts["chunked"] is None else held[facts["chunked"]]
     for name in _STATE_FACTS:
         setattr(state, name, facts["state"][name])
-    if facts["random_state"] is not None:
-        version, words, gauss = facts["random_state"]
-        state.random_state = RandomState((version, tuple(words), gauss))
+    state.random_state = as_state(facts["random_state"])
     state.delayer = DelayerState(*facts["delayer"])
     state.prefill_batch_sizes = deque(facts["prefill_batch_sizes"], state.prefill_batch_sizes.maxlen)
     return scheduler

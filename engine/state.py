@@ -357,6 +357,7 @@ class SchedulerState:
         """With mixed chunks the running requests decode in the prefill's forward, if their next tokens fit."""
         if not self.config.enable_mixed_chunk or not self.running:
             return batch
+        self.running = [live for live in self.running if not live.finished]
         if self.drop_ending():
             self.batch_is_full = False
         if not self.running or not self.fits_decode(self.running):
@@ -475,17 +476,15 @@ class SchedulerState:
             self.running = left
 
     def drop_ending(self) -> bool:
-        """Requests that ended, or whose token in flight is the last they asked for, leave the running batch.
-
-        Returns whether there are any of the second kind.
-        """
+        """Requests whose token in flight is the last they asked for leave the running batch. Whether any did."""
         coming = {member.live for flying in self.in_flight for member in flying.batch.members}
         ending = {
             live
             for live in coming.intersection(self.running)
             if live.output_len + 1 >= live.request.sampling.max_new_tokens
         }
-        self.running = [live for live in self.running if not live.finished and live not in ending]
+        if ending:
+            self.running = [live for live in self.running if live not in ending]
         return bool(ending)
 
     def decode_room(self, lives: Iterable[Live]) -> int:

@@ -51,7 +51,7 @@ EVENT_KINDS = {
 
 
 class Given(NamedTuple):
-    """What a step is told from outside beside its clock, when a server is followed that reads more clocks and chance."""
+    """What a step is told from outside beside its clock, where a server is followed that reads others, and chance."""
 
     entry_times: Mapping[str, float] = MappingProxyType({})
     """When requests that this step retracts or preempts joined the queue again, by rid; seconds. The others: now, or

@@ -68,6 +68,7 @@ def _later(version: int) -> range:
 
 # ---- version 2 ---------------------------------------------------------------------------------------------------
 # Keys don't repeat what the row says elsewhere. A decision is hashed as it is packed. Checkpoints have another form.
+# Steps say whose tokens they took in: before, it was always their own batch's.
 
 
 def _shorter_keys(columns: Columns) -> Columns:
@@ -80,17 +81,26 @@ def _shorter_keys(columns: Columns) -> Columns:
     return {"key": keys, "key_names": names}
 
 
+def _own_batch_committed(columns: Columns) -> Columns:
+    ran = [kind not in {"idle", "none"} for kind in columns["kind"]]
+    return {"committed": [step if own else None for step, own in zip(columns["step"], ran, strict=True)]}
+
+
 def _without_hash(columns: Columns) -> Columns:
     return {"decision_hash": [None] * len(columns["pass"])}
 
 
 _ADDED: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"checkpoints": {"since": 0, "carried": []}, "steps": {"record_ns": None}, "passes": {"divergence": None}},
+    2: {
+        "checkpoints": {"since": 0, "carried": []},
+        "steps": {"record_ns": None, "committed": None, "given": None},
+        "passes": {"divergence": None},
+    },
 }
 """Version to table to new columns, with the value that rows of older versions get."""
 
 _CHANGED: dict[int, dict[str, Callable[[Columns], Columns]]] = {
-    2: {"decisions": _shorter_keys, "passes": _without_hash},
+    2: {"decisions": _shorter_keys, "passes": _without_hash, "steps": _own_batch_committed},
 }
 """Version to table to what makes its changed columns from the older ones."""
 

@@ -108,7 +108,7 @@ _STEPS = Table(
     (
         _RANK,
         _step("Number of the step, from 0 per rank; of coalesced idle steps the first."),
-        _seq("Logical tick at which the step began: orders steps, passes, events and tokens of a rank."),
+        _seq("Logical tick at which the step ended: orders steps, passes, events and tokens of a rank."),
         Column(
             "kind",
             _STRING,
@@ -132,7 +132,13 @@ _STEPS = Table(
         Column(
             "end_ns", _INT64, "ns", "Monotonic clock when the step, or the last coalesced one, ended.", encoding="delta"
         ),
-        Column("forward_ns", _INT64, "ns", "Time the model took.", "the model did not run"),
+        Column(
+            "forward_ns",
+            _INT64,
+            "ns",
+            "Time from handing a batch to the model until its tokens were there: of the batch of step `committed`.",
+            "no batch's tokens were taken in",
+        ),
         Column(
             "record_ns",
             _INT64,
@@ -171,6 +177,15 @@ _STEPS = Table(
         ),
         Column("batch_tokens", _INT64, "tokens", "Tokens that the model computed in this step; 0 if it did not run."),
         Column(
+            "committed",
+            _INT64,
+            None,
+            "The step whose batch's tokens this step took in at its end: itself; with overlap "
+            "(`disable_overlap_schedule` off) the one before, so that its batch was decided without them.",
+            "there were none to take in",
+            encoding="delta",
+        ),
+        Column(
             "retracted",
             _STRINGS,
             None,
@@ -182,6 +197,15 @@ _STEPS = Table(
             "JSON",
             "What the other ranks told the prefill delayer in this step: an array of objects.",
             "the prefill delayer is off, or this is the only rank",
+        ),
+        Column(
+            "given",
+            _STRING,
+            "JSON",
+            "What a scheduler that follows another server was told by it: an object with `entry_times`, when requests "
+            "that this step sent back to the queue joined it, by rid, and `random_state`, that of the random generator "
+            "before the step, or null.",
+            "nothing; as always with our own engine",
         ),
     ),
     row_group=2_048,

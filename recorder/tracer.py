@@ -17,7 +17,7 @@ from schedscope.engine.decision import Plan
 from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.state import SchedulerState
-from schedscope.engine.tracer import EVENT_KINDS, Event, StepRecord, Tracer
+from schedscope.engine.tracer import EVENT_KINDS, NOTHING_GIVEN, Event, Given, StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
@@ -48,6 +48,12 @@ def _without_content(kind: str, detail: dict[str, Any] | None) -> dict[str, Any]
     if kind == "arrive":
         return {**detail, "stop": [], "stop_token_ids": []}
     return {**detail, "detail": None} if kind == "finish" and detail["kind"] == "stop" else detail
+
+
+def _given_text(given: Given) -> str | None:
+    if given == NOTHING_GIVEN:
+        return None
+    return json.dumps({"entry_times": dict(given.entry_times), "random_state": given.random_state})
 
 
 class RunTracer(Tracer):
@@ -83,8 +89,8 @@ class RunTracer(Tracer):
         self._seq = 0
         self._pass: int | None = None
         self._decide_began_ns = 0
-        self._forward_began_ns = 0
-        """When the forward began."""
+        self._launched_ns: dict[int, int] = {}
+        """When batches in flight were handed to the model, by step."""
         self._spent_ns = 0
         """On recording, since the last step's row."""
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
@@ -197,15 +203,19 @@ class RunTracer(Tracer):
         self._spent_ns += self._clock_ns() - begin_ns
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
-        """Note the state a step leaves; its times follow with `on_committed`."""
-        begin_ns = self._forward_began_ns = self._clock_ns()
+        """Note the state a step leaves; it ends with `on_committed`, if a batch is due."""
+        begin_ns = self._clock_ns()
         self._step = (record, begin_ns, state_facts(state))
-        if record.batch is None:
+        if record.due is None:
+            if record.batch is not None:
+                self._launched_ns[record.step] = begin_ns
             self.on_committed(state)
             return
         self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
-        self._forward_began_ns = self._clock_ns()
-        self._spent_ns += self._forward_began_ns - begin_ns
+        flushed_ns = self._clock_ns()
+        if record.batch is not None:
+            self._launched_ns[record.step] = flushed_ns
+        self._spent_ns += flushed_ns - begin_ns
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -214,6 +224,8 @@ class RunTracer(Tracer):
         record, formed_ns, facts = self._step
         now_ns = self._clock_ns()
         batch = record.batch
+        committed = None if record.due is None else record.due.step
+        launched_ns = None if committed is None else self._launched_ns.pop(committed, None)
         self._put(
             "steps",
             (
@@ -226,12 +238,14 @@ class RunTracer(Tracer):
                 record.now,
                 self._decide_began_ns if record.kind != "idle" else formed_ns,
                 now_ns,
-                None if batch is None else now_ns - self._forward_began_ns,
+                None if launched_ns is None else now_ns - launched_ns,
                 self._spent_ns,
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),
+                committed,
                 list(record.retracted),
                 json.dumps([report._asdict() for report in record.reports]) if record.reports else None,
+                _given_text(record.given),
             ),
         )
         self._step = None

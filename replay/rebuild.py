@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from schedscope.engine.chance import as_state
 from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
+from schedscope.engine.tracer import NOTHING_GIVEN, Given
 from schedscope.replay.script import Script, Stimulus, Turn, parse_json
 
 
@@ -78,18 +80,19 @@ class Rebuild:
             for _ in range(turn.repeats):
                 scheduler.idle(now)
             return
-        step = scheduler.step(now, reports_of(turn))
-        if step.batch is None:
+        due = scheduler.step(now, reports_of(turn), given_of(turn)).due
+        if due is None:
             return
         outputs = script.outputs.get(turn.step, {})
-        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in step.batch.members]
-        scheduler.commit(step.batch, sampled, script.finishes.get(turn.step, {}), now)
+        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in due.members]
+        scheduler.commit(due, sampled, script.finishes.get(turn.step, {}), now)
 
     def _stimulate(self, stimulus: Stimulus, script: Script) -> None:
         self.tick = max(self.tick, stimulus.seq)
         match stimulus.kind:
             case "arrive":
-                self.scheduler.arrive(_request(stimulus, script), stimulus.time)
+                request, entry_time = _arrival(stimulus, script)
+                self.scheduler.arrive(request, stimulus.time, entry_time)
             case "abort":
                 assert stimulus.rid is not None
                 self.scheduler.abort(stimulus.rid, stimulus.time)
@@ -102,13 +105,22 @@ def reports_of(turn: Turn) -> tuple[Report, ...]:
     return tuple(Report(**report) for report in parse_json(turn.reports)) if turn.reports else ()
 
 
-def _request(stimulus: Stimulus, script: Script) -> Request:
+def given_of(turn: Turn) -> Given:
+    """What the step was told by the server that was followed. Raises RunFormatError."""
+    if turn.given is None:
+        return NOTHING_GIVEN
+    given = parse_json(turn.given)
+    return Given(given["entry_times"], as_state(given["random_state"]))
+
+
+def _arrival(stimulus: Stimulus, script: Script) -> tuple[Request, float | None]:
     prompt = script.prompts.get(stimulus.seq)
     if prompt is None:
         raise RunFormatError(f"the prompt of {stimulus.rid!r} was not recorded, so nothing behind it can be rebuilt")
     facts = parse_json(stimulus.detail)
+    entry_time = facts.pop("entry_time", None)
     request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
     facts["stop"] = tuple(facts["stop"])
     facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
     assert stimulus.rid is not None
-    return Request(rid=stimulus.rid, prompt=prompt, sampling=SamplingParams(**facts), **request)
+    return Request(rid=stimulus.rid, prompt=prompt, sampling=SamplingParams(**facts), **request), entry_time

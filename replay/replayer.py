@@ -27,7 +27,7 @@ from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
 from schedscope.replay.moment import Moment
-from schedscope.replay.rebuild import LostError, Rebuild, reports_of
+from schedscope.replay.rebuild import LostError, Rebuild, given_of, reports_of
 from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
 
@@ -280,7 +280,8 @@ class Replayer:
         if scheduler.passes != number:
             raise self._unreadable(f"pass {number} can't be rebuilt: the replay took another way")
         view = scheduler.look(turn.now, reports_of(turn))
-        return Moment(number, view, scheduler.state.random_state, self.config)
+        random_state = given_of(turn).random_state or scheduler.state.random_state
+        return Moment(number, view, random_state, self.config)
 
     def open_pass(self) -> int | None:
         """The last pass, if its step has not ended: its forward is under way, or it was cut off by a kill."""

@@ -43,6 +43,7 @@ class Turn(NamedTuple):
     """Idle steps that it stands for."""
     now: float
     reports: str | None
+    given: str | None
 
 
 class Script(NamedTuple):
@@ -53,9 +54,9 @@ class Script(NamedTuple):
     prompts: Mapping[int, bytes]
     """Packed tokens by tick of the arrival."""
     outputs: Mapping[int, Mapping[str, int]]
-    """Sampled tokens by step and rid."""
+    """Sampled tokens by rid and the step that took them in."""
     finishes: Mapping[int, Mapping[str, Finish]]
-    """Why requests ended, by step and rid."""
+    """Why requests ended, by rid and the step that took in their last token."""
     ticks: Sequence[int]
     """Of everything in the part, ascending. The recorder left out none."""
 
@@ -64,7 +65,7 @@ _STEPS = 2_048
 """Steps of a piece."""
 _FOREVER = 2**62
 
-_TURN = ("step", "seq", "kind", "pass", "count", "now", "reports")
+_TURN = ("step", "seq", "kind", "pass", "count", "now", "reports", "given")
 _EVENT = ("seq", "step", "time", "kind", "rid", "detail")
 _OTHERS = ("passes", "checkpoints")
 """Tables that have ticks of their own, but nothing that a re-run follows."""

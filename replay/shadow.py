@@ -184,7 +184,8 @@ class _Watch(Tracer):
         self.rows = 0 if batch is None else len(batch.members)
         self.waiting = len(state.queue)
         computed = 0 if batch is None else sum(member.end - member.start for member in batch.members)
-        head = (record.kind, record.gate, record.pass_number, computed)
+        committed = None if record.due is None else record.due.step
+        head = (record.kind, record.gate, record.pass_number, computed, committed)
         self._facts = (*head, *state_facts(state))
 
     def compare(self, row: Row) -> None:
@@ -199,7 +200,14 @@ class _Watch(Tracer):
 
 _COLUMNS = TABLES["steps"].names[1:]
 _STEP = _COLUMNS.index("step")
-_NAMES = ("kind", "gate", "pass", "batch_tokens", *_COLUMNS[_COLUMNS.index("running") : _COLUMNS.index("batch_tokens")])
+_NAMES = (
+    "kind",
+    "gate",
+    "pass",
+    "batch_tokens",
+    "committed",
+    *_COLUMNS[_COLUMNS.index("running") : _COLUMNS.index("batch_tokens")],
+)
 """Columns of `steps` that tell the state; from `running` on those of `state_facts`."""
 _PLACES = [_COLUMNS.index(name) for name in _NAMES]
 

@@ -9,9 +9,12 @@ import random
 from pathlib import Path
 
 from schedscope.engine import tokens
+from schedscope.engine.batch import Batch
+from schedscope.engine.chance import seeded
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
+from schedscope.engine.tracer import NOTHING_GIVEN, Given
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
@@ -51,33 +54,53 @@ class Workload:
         )
 
 
-def drive(scheduler: Scheduler, workload: Workload, requests: int) -> int:
-    """Let the requests arrive in bursts and run until all have ended. Returns the number of steps."""
-    chance = workload.random
-    now = 0.0
-    left = requests
-    steps = 0
-    while left or scheduler.busy:
-        now += STEP_S * chance.random()
-        steps += 1
-        assert steps < 200 * requests + 1000, "the scheduler makes no progress"
-        if left and (not scheduler.busy or chance.random() < 0.3):
-            for _ in range(min(left, chance.randint(1, 8))):
-                scheduler.arrive(workload.request(), now)
-                left -= 1
+class Driver:
+    """Turns a scheduler: requests arrive in bursts, the model says something, clients give up.
+
+    Args:
+        requests: how many are to arrive.
+        now: where the clock stands.
+        follows: as if it were another server's scheduler that it follows, with that one's clocks and chance.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, workload: Workload, requests: int, *, now: float = 0.0, follows: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.workload = workload
+        self.left = requests
+        self.now = now
+        self._follows = follows
+
+    @property
+    def done(self) -> bool:
+        """All requests have come and gone."""
+        return not self.left and not self.scheduler.busy
+
+    def turn(self) -> None:
+        """What arrives in a while, and a step."""
+        scheduler, chance = self.scheduler, self.workload.random
+        self.now += STEP_S * chance.random()
+        if self.left and (not scheduler.busy or chance.random() < 0.3):
+            for _ in range(min(self.left, chance.randint(1, 8))):
+                scheduler.arrive(self.workload.request(), self.now, self._entry_time())
+                self.left -= 1
         if scheduler.lives and chance.random() < 0.02:
-            scheduler.abort(chance.choice(sorted(scheduler.lives)), now)
+            scheduler.abort(chance.choice(sorted(scheduler.lives)), self.now)
         if not scheduler.busy:
             if chance.random() < 0.5:
-                scheduler.flush(now)
-            scheduler.idle(now)
-            continue
-        step = scheduler.step(now)
-        if step.batch is None:
-            continue
+                scheduler.flush(self.now)
+            scheduler.idle(self.now)
+            return
+        due = scheduler.step(self.now, given=self._given()).due
+        if due is not None:
+            self._commit(due)
+
+    def _commit(self, due: Batch) -> None:
+        chance = self.workload.random
         sampled: list[int | None] = []
         finishes: dict[str, Finish] = {}
-        for member in step.batch.members:
+        for member in due.members:
             live = member.live
             if member.unfinished:
                 sampled.append(None)
@@ -87,7 +110,28 @@ def drive(scheduler: Scheduler, workload: Workload, requests: int) -> int:
                 finishes[live.rid] = Finish("length", live.request.sampling.max_new_tokens)
             elif chance.random() < 0.01:
                 finishes[live.rid] = Finish("stop", sampled[-1])
-        scheduler.commit(step.batch, sampled, finishes, now)
+        self.scheduler.commit(due, sampled, finishes, self.now)
+
+    def _entry_time(self) -> float | None:
+        return self.now + self.workload.random.random() if self._follows else None
+
+    def _given(self) -> Given:
+        if not self._follows:
+            return NOTHING_GIVEN
+        chance, scheduler = self.workload.random, self.scheduler
+        entry_times = {live.rid: self.now + chance.random() for live in scheduler.state.running}
+        shuffles = scheduler.state.random_state is not None and chance.random() < 0.5
+        return Given(entry_times, seeded(chance.getrandbits(32)) if shuffles else None)
+
+
+def drive(scheduler: Scheduler, workload: Workload, requests: int, *, follows: bool = False) -> int:
+    """Let the requests arrive in bursts and run until all have ended. Returns the number of steps."""
+    driver = Driver(scheduler, workload, requests, follows=follows)
+    steps = 0
+    while not driver.done:
+        driver.turn()
+        steps += 1
+        assert steps < 200 * requests + 1000, "the scheduler makes no progress"
     return steps
 
 
@@ -101,6 +145,7 @@ def record(
     outputs: tuple[int, int] = (1, 40),
     limits: Limits = LIMITS,
     detail: Detail = EVERYTHING,
+    follows: bool = False,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
@@ -109,6 +154,6 @@ def record(
     tracer = RunTracer(sink, checkpoint_every=checkpoint_every)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
-    drive(scheduler, Workload(seed, outputs=outputs), requests)
+    drive(scheduler, Workload(seed, outputs=outputs), requests, follows=follows)
     tracer.close()
     return path

@@ -193,6 +193,7 @@ def test_one_changed_line_of_a_policy_is_found(
         (["runs", "--loud"], 2, "--loud"),
         (["serve", "--schedule-policy", "best"], 4, "schedule_policy=best"),
         (["serve", "--prefill-max-requests", "0"], 4, "prefill_max_requests=0"),
+        (["serve", "--set", "disable_overlap_schedule=false"], 4, "disable_overlap_schedule=false"),
         (["serve", "--max-total-tokens", "-5"], 4, "max_total_tokens=-5"),
         (["serve", "--chunked-prefill-size", "0"], 4, "chunked_prefill_size=0"),
         (["serve", "--chunked-prefill-size", "100", "--page-size", "16"], 4, "not a multiple"),

@@ -69,6 +69,7 @@ def some_config(seed: int) -> SchedulerConfig:
         max_queued_requests=chance.choice([None, 20]),
         schedule_conservativeness=chance.choice([1.0, 0.1]),
         random_seed=seed,
+        disable_overlap_schedule=chance.random() < 0.5,
     )
 
 
@@ -109,9 +110,9 @@ def test_every_checkpoint_is_the_state_that_the_scheduler_had(tmp_path: Path, se
         assert len(held) == len(set(held)), "two hold the same slot"
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (16, False), (1, True)])
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_replay_from_any_checkpoint_is_identical(tmp_path: Path, policy: str, page_size: int) -> None:
+def test_replay_from_any_checkpoint_is_identical(tmp_path: Path, policy: str, page_size: int, overlap: bool) -> None:
     config = SchedulerConfig(
         schedule_policy=policy,
         page_size=page_size,
@@ -119,10 +120,11 @@ def test_replay_from_any_checkpoint_is_identical(tmp_path: Path, policy: str, pa
         max_total_tokens=600,
         max_running_requests=60,
         schedule_conservativeness=0.02,
+        disable_overlap_schedule=not overlap,
     )
     limits = Limits(passes=40)
     path = record(tmp_path, config, seed=18, requests=70, outputs=(40, 160), checkpoint_every=NEVER, limits=limits)
-    assert shadow_run(path, config, work=3_000).stopped is None
+    assert shadow_run(path, config, work=2_000).stopped is None
     run = Run.open(path)
     starts = checkpoints(run)
     assert len(starts) > 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
-from schedscope.engine.snapshot import restore_snapshot, take_snapshot
+from schedscope.engine.snapshot import Snapshot, restore_snapshot, take_snapshot
 from schedscope.engine.tokens import encode
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Tokens
@@ -23,7 +25,7 @@ from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.verify import verify
-from simulation import Workload, drive, record
+from simulation import Driver, Workload, drive, record
 
 TIGHT = {"max_total_tokens": 600, "max_running_requests": 60, "schedule_conservativeness": 0.02}
 
@@ -54,13 +56,15 @@ def _config(seed: int) -> SchedulerConfig:
         waiting_queue_prefix_match_max=chance.choice([128, 10]),
         retraction_policy=chance.choice(["length", "priority"]),
         random_seed=seed,
+        disable_overlap_schedule=chance.random() < 0.5,
     )
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, seed: int) -> None:
-    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, checkpoint_every=20))
+    follows = seed % 3 == 0
+    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, checkpoint_every=20, follows=follows))
     whole = verify(run, 0)
     assert whole.divergence is None
     assert whole.passes == run.passes(0).count > 0
@@ -136,11 +140,18 @@ def test_nothing_of_a_clients_tokens_or_texts_is_kept(tmp_path: Path, tokens: To
         assert verify(run, 0).divergence is None
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_every_policy_under_pressure(tmp_path: Path, policy: str, page_size: int) -> None:
-    config = SchedulerConfig(schedule_policy=policy, page_size=page_size, chunked_prefill_size=48, **TIGHT)
-    run = Run.open(record(tmp_path, config, seed=18, requests=70, outputs=(40, 160)))
+def test_every_policy_under_pressure(tmp_path: Path, policy: str, page_size: int, overlap: bool) -> None:
+    config = SchedulerConfig(
+        schedule_policy=policy,
+        page_size=page_size,
+        chunked_prefill_size=48,
+        disable_overlap_schedule=not overlap,
+        **TIGHT,
+    )
+    run = Run.open(record(tmp_path, config, seed=8, requests=70, outputs=(40, 160)))
     assert verify(run, 0).divergence is None
     happened = Counter(row["kind"] for row in run.rows("events", 0))
     assert happened["evict"] > 0
@@ -148,7 +159,8 @@ def test_every_policy_under_pressure(tmp_path: Path, policy: str, page_size: int
     assert any(row["chunked_out"] for row in run.rows("passes", 0))
 
 
-def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path, overlap: bool) -> None:
     config = SchedulerConfig(
         schedule_policy="fcfs",
         enable_priority_scheduling=True,
@@ -158,6 +170,7 @@ def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path) -> None:
         max_running_requests=8,
         max_total_tokens=500,
         schedule_conservativeness=0.02,
+        disable_overlap_schedule=not overlap,
     )
     run = Run.open(record(tmp_path, config, seed=2, requests=120, outputs=(20, 100)))
     assert verify(run, 0).divergence is None
@@ -204,3 +217,23 @@ def test_a_restored_scheduler_has_the_same_future() -> None:
         steps = [drive(each, Workload(future), 25) for each in (original, twin)]
         assert steps[0] == steps[1]
         assert take_snapshot(original) == take_snapshot(twin)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_scheduler_restored_in_the_midst_of_a_run_goes_on_in_the_same_way(overlap: bool) -> None:
+    flying = 0
+    for seed in range(12):
+        config = _config(seed).replace(disable_overlap_schedule=not overlap)
+        driver = Driver(Scheduler(config), Workload(seed), 30)
+        for _ in range(40 + 5 * seed):
+            driver.turn()
+        flying += len(driver.scheduler.state.in_flight)
+        facts, keys, sequences = take_snapshot(driver.scheduler)
+        stored = Snapshot(msgspec.msgpack.decode(msgspec.msgpack.encode(facts)), keys, sequences)
+        twin = Driver(restore_snapshot(stored, config), copy.deepcopy(driver.workload), driver.left, now=driver.now)
+        while not driver.done:
+            driver.turn()
+            twin.turn()
+            assert take_snapshot(twin.scheduler) == take_snapshot(driver.scheduler)
+        assert twin.done
+    assert bool(flying) == overlap
