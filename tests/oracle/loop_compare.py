@@ -199,8 +199,9 @@ class Generator:
 def known() -> Iterator[Json]:
     """Workloads of differences that there once were, which chance seldom meets."""
 
-    def arrive(step: int, rid: str, prompt: list[int], limit: int, priority: int) -> Json:
-        given = {"rid": rid, "prompt": prompt, "output": [9] * limit, "max_new_tokens": limit, "priority": priority}
+    def arrive(step: int, rid: str, prompt: list[int], limit: int, priority: int | None = None) -> Json:
+        output = [9] * max(limit, 1)
+        given = {"rid": rid, "prompt": prompt, "output": output, "max_new_tokens": limit, "priority": priority}
         return {"step": step, "arrive": given}
 
     priority = {"enable_priority_scheduling": True}
@@ -223,6 +224,18 @@ def known() -> Iterator[Json]:
             {"step": 4, "abort": "r0"},
             arrive(4, "r1", [30], 1, 20),
         ],
+    }
+    yield {
+        "id": "there is no room to decode until the last token of another, in flight, gives its memory back",
+        "config": {"max_total_tokens": 22, "clip_max_new_tokens": 0, "disable_overlap_schedule": False},
+        "steps": 30,
+        "events": [arrive(0, "r0", [3] * 8, 4), arrive(0, "r1", [4] * 8, 9)],
+    }
+    yield {
+        "id": "prefilled, then decoded with a chunk of another before its first token is there",
+        "config": {"chunked_prefill_size": 32, "enable_mixed_chunk": True, "disable_overlap_schedule": False},
+        "steps": 30,
+        "events": [arrive(0, "r0", [3], 9), arrive(0, "r1", list(range(3, 40)), 9), arrive(1, "r2", [5], 0)],
     }
 
 
@@ -477,8 +490,8 @@ def read_or_make(args: argparse.Namespace) -> Iterator[Json]:
             yield from (json.loads(line) for line in file if line.strip())
         return
     for workload in known():
-        overlap = {"disable_overlap_schedule": False} if args.overlap else {}
-        yield workload | {"config": workload["config"] | overlap}
+        mode = {} if args.overlap is None else {"disable_overlap_schedule": not args.overlap}
+        yield workload | {"config": workload["config"] | mode}
     for seed in range(args.seed, args.seed + args.count):
         yield Generator(seed, aborts=args.aborts, overlap=args.overlap).workload()
 
