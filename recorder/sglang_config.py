@@ -41,6 +41,7 @@ def read_config(scheduler: Any) -> SchedulerConfig:
         "max_prefill_tokens": scheduler.max_prefill_tokens,
         "chunked_prefill_size": scheduler.chunked_prefill_size,
         "enable_mixed_chunk": scheduler.is_mixed_chunk,
+        "disable_overlap_schedule": not scheduler.enable_overlap,
         "disable_radix_cache": scheduler.disable_radix_cache,
         "radix_force_miss": envs.SGLANG_RADIX_FORCE_MISS.get(),
         "radix_eviction_policy": memory.radix_eviction_policy.lower(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.live import Live
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import describe_request
-from schedscope.engine.tracer import Event
+from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
 from schedscope.recorder.rows import PassFacts, StateFacts, pack_columns
@@ -109,8 +110,16 @@ class Observer:
         """When the idle time began, ns and s, and its turns."""
         self._pass: _Pass | None = None
         self._entered: _Entered | None = None
+        self._in_flight: deque[int] = deque()
+        """Steps whose batches are being computed, oldest first."""
         self._gate: str | None = None
         self._full_since: int | None = None
+        self._arriving: str | None = None
+        """The request that is being offered to the queue for the first time."""
+        self._entry_times: dict[str, float] = {}
+        """Of requests that this step sent back to the queue."""
+        self._chance: RandomState | None = None
+        """Before this step's pass."""
         self._retracted: list[str] = []
         self._forms_pass: int | None = None
         self._reports: tuple[Report, ...] = ()
@@ -138,18 +147,32 @@ class Observer:
         if req.rid in self._lives:
             return
         request = _request(req)
-        live = self._lives[req.rid] = Live(request, req.priority or 0)
-        self._tracer.on_event(
-            Event("arrive", time.perf_counter(), req.rid, live.prompt_len, detail=describe_request(request))
-        )
+        self._lives[req.rid] = Live(request, req.priority or 0)
+        self._arriving = req.rid
+
+    def _tell_arrival(self, entry_time: float | None) -> None:
+        """The clock that the queue read for a request is known only once it has joined."""
+        if self._arriving is None:
+            return
+        live, self._arriving = self._lives[self._arriving], None
+        detail = describe_request(live.request)
+        if entry_time is not None:
+            detail["entry_time"] = entry_time
+        self._tracer.on_event(Event("arrive", time.perf_counter(), live.rid, live.prompt_len, detail=detail))
         self._tracer.on_prompt(live)
 
     def joined(self, req: Req) -> None:
         """After it was offered to the queue."""
         queue = self._scheduler.waiting_queue
-        if queue and queue[-1] is req:
-            detail = {"processed_tokens": req.arrival_processed_tokens, "priority": req.priority}
-            self._tracer.on_event(Event("queue", req.time_stats.wait_queue_entry_time, req.rid, detail=detail))
+        if not queue or queue[-1] is not req:
+            return
+        entry_time = req.time_stats.wait_queue_entry_time
+        if self._arriving is not None:
+            self._tell_arrival(entry_time)
+        else:
+            self._entry_times[req.rid] = entry_time
+        detail = {"processed_tokens": req.arrival_processed_tokens}
+        self._tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
 
     def aborts(self, rid: str, everyone: bool) -> None:
         """Before requests are taken back: those whose ids begin so, or all."""
@@ -159,9 +182,9 @@ class Observer:
 
     def turned_away(self, req: Req, message: str | None) -> None:
         """After a request ended outside of a batch."""
+        self._tell_arrival(None)  # it may be what pushed another one out
         live = self._lives.pop(req.rid, None)
         if live is not None:
-            self._update(live, req)
             self._tracer.on_end(live, "abort", message)
 
     def flushed(self) -> None:
@@ -263,8 +286,10 @@ class Observer:
             pass_number=self._forms_pass,
             begun_ns=self._begun_ns,
             batch_tokens=None if batch is None else extend if kind != "decode" else len(batch.reqs),
+            committed=self._due(batch),
             retracted=self._retracted,
             reports=self._reports,
+            given=Given(self._entry_times, self._chance) if self._entry_times or self._chance else NOTHING_GIVEN,
         )
         state = StateFacts(
             running=len(running.reqs),
@@ -279,8 +304,19 @@ class Observer:
             processed_tokens=scheduler.processed_tokens_counter + extend,
         )
         self._gate, self._forms_pass, self._retracted, self._reports = None, None, [], ()
+        self._entry_times, self._chance = {}, None
         self._tracer.begin_step(record, state)
         self._step += 1
+
+    def _due(self, batch: Batch | None) -> int | None:
+        """The step whose results are taken in next, before another turn begins."""
+        if batch is not None:
+            self._in_flight.append(self._step)
+        if batch is not None and not self._scheduler.enable_overlap:
+            return self._in_flight.popleft()
+        if self._scheduler.last_batch:
+            return self._in_flight.popleft() if self._in_flight else None
+        return None
 
     def _go_idle(self) -> None:
         self._gate = None
@@ -337,7 +373,6 @@ class Observer:
                 self._tracer.on_event(Event("first_token", now, live.rid))
         for req in batch.reqs:
             if req.finished() and (live := self._lives.pop(req.rid, None)) is not None:
-                self._update(live, req)
                 reason = req.finished_reason
                 kind = _ENDS.get(type(reason).__name__, "stop")
                 told = reason.to_json()
@@ -347,10 +382,6 @@ class Observer:
                 )
                 self._tracer.on_end(live, kind, detail)
         self._tracer.end_step()
-
-    @staticmethod
-    def _update(live: Live, req: Req) -> None:
-        live.priority = req.priority or 0
 
     # ---- a pass --------------------------------------------------------------------------------------------
 

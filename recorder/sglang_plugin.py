@@ -96,7 +96,7 @@ def attach(scheduler: Any) -> None:
             model=scheduler.model_config.model_path,
             source_gaps=gaps,
         )
-        sink = open_sink(rank_of(scheduler), description)
+        sink = open_sink(own_rank(), description)
         if sink is None:
             return
         place = get_parallel().attn_dp_rank if config.enable_dp_attention else 0
@@ -108,7 +108,7 @@ def attach(scheduler: Any) -> None:
     atexit.register(_close)
 
 
-def rank_of(scheduler: Any) -> int:
+def own_rank() -> int:
     """A number of its own for each scheduler process of a server."""
     from sglang.srt.runtime_context import get_parallel
 

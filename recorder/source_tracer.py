@@ -1,23 +1,20 @@
-"""Turns what is seen of another scheduler than ours into the same rows as `RunTracer` makes of ours.
-
-Such a scheduler may form its next batch before the results of the last one are there, so several steps may be open.
-"""
+"""Turns what is seen of another scheduler than ours into the same rows as `RunTracer` makes of ours."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
+from schedscope.engine.tracer import Given
 from schedscope.recorder.frame import DECIDED
 from schedscope.recorder.hashing import block_size
 from schedscope.recorder.rows import PassFacts, Row, StateFacts, decision_hash, pass_row
 from schedscope.recorder.sink import Sink
-from schedscope.recorder.tracer import RunTracer
+from schedscope.recorder.tracer import RunTracer, given_text
 
 
 class StepFacts(NamedTuple):
@@ -31,17 +28,11 @@ class StepFacts(NamedTuple):
     begun_ns: int
     batch_tokens: int | None
     """None: there is nothing to compute."""
+    committed: int | None
+    """The step whose results this one takes in at its end; None: there are none."""
     retracted: Sequence[str]
     reports: Sequence[Report]
-
-
-class _Open(NamedTuple):
-    """A step whose batch is being computed."""
-
-    record: StepFacts
-    state: StateFacts
-    seq: int
-    formed_ns: int
+    given: Given
 
 
 class SourceTracer(RunTracer):
@@ -57,7 +48,8 @@ class SourceTracer(RunTracer):
         if self._detail.tokens == "hashed":
             self._block = block_size(config.to_dict())
         self._number = 0
-        self._open: deque[_Open] = deque()
+        self._formed: tuple[StepFacts, StateFacts] | None = None
+        """The step that has not ended."""
 
     @property
     def attached(self) -> bool:
@@ -91,25 +83,49 @@ class SourceTracer(RunTracer):
         self._spent_ns += self._clock_ns() - begin_ns
 
     def begin_step(self, record: StepFacts, state: StateFacts) -> None:
-        """A batch was formed, or none."""
+        """A batch was formed, or none. The step ends with `end_step`, if there are results to take in."""
         begin_ns = self._clock_ns()
         self._pass = None
-        self._number = record.step + 1
-        opened = _Open(record, state, self._next_seq(), begin_ns)
-        if record.batch_tokens is None:
-            self._put_step(opened, begin_ns, None)
+        self._number = record.step
+        self._formed = record, state
+        if record.committed is None:
+            self.end_step()
         else:
-            self._open.append(opened)
-        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
-        self._spent_ns += self._clock_ns() - begin_ns
+            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        now_ns = self._clock_ns()
+        if record.batch_tokens is not None:
+            self._launched_ns[record.step] = now_ns
+        self._spent_ns += now_ns - begin_ns
 
     def end_step(self) -> None:
-        """The results of the oldest open step were taken in."""
-        if not self._open:
+        """The results that were due were taken in."""
+        if self._formed is None:
             return
         now_ns = self._clock_ns()
-        opened = self._open.popleft()
-        self._put_step(opened, now_ns, now_ns - opened.formed_ns)
+        (record, state), self._formed = self._formed, None
+        launched_ns = None if record.committed is None else self._launched_ns.pop(record.committed, None)
+        spent, self._spent_ns = self._spent_ns, 0
+        row: Row = (
+            record.step,
+            self._next_seq(),
+            record.kind,
+            record.gate,
+            record.pass_number,
+            1,
+            record.now,
+            record.begun_ns,
+            now_ns,
+            None if launched_ns is None else now_ns - launched_ns,
+            spent,
+            *state,
+            record.batch_tokens or 0,
+            record.committed,
+            list(record.retracted),
+            json.dumps([report._asdict() for report in record.reports]) if record.reports else None,
+            given_text(record.given),
+        )
+        self._put("steps", row)
+        self._number = record.step + 1
         self._flush()
         self._spent_ns += self._clock_ns() - now_ns
 
@@ -119,29 +135,11 @@ class SourceTracer(RunTracer):
         self._number = step + turns
         spent, self._spent_ns = self._spent_ns, 0
         head = (step, self._next_seq(), "idle", None, None, turns, now, began_ns, ended_ns, None, spent)
-        self._put("steps", (*head, *state, 0, [], None))
+        self._put("steps", (*head, *state, 0, None, [], None, None))
         self._flush()
-
-    def _put_step(self, opened: _Open, end_ns: int, forward_ns: int | None) -> None:
-        record = opened.record
-        reports = json.dumps([report._asdict() for report in record.reports]) if record.reports else None
-        head = (record.step, opened.seq, record.kind, record.gate, record.pass_number, 1, record.now)
-        spent, self._spent_ns = self._spent_ns, 0
-        row: Row = (
-            *head,
-            record.begun_ns,
-            end_ns,
-            forward_ns,
-            spent,
-            *opened.state,
-            record.batch_tokens or 0,
-            list(record.retracted),
-            reports,
-        )
-        self._put("steps", row)
 
     def _step_number(self) -> int:
         return self._number
 
     def _is_resting(self) -> bool:
-        return not self._open
+        return self._formed is None

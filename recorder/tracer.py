@@ -50,7 +50,8 @@ def _without_content(kind: str, detail: dict[str, Any] | None) -> dict[str, Any]
     return {**detail, "detail": None} if kind == "finish" and detail["kind"] == "stop" else detail
 
 
-def _given_text(given: Given) -> str | None:
+def given_text(given: Given) -> str | None:
+    """The column `given` of `steps`."""
     if given == NOTHING_GIVEN:
         return None
     return json.dumps({"entry_times": dict(given.entry_times), "random_state": given.random_state})
@@ -245,7 +246,7 @@ class RunTracer(Tracer):
                 committed,
                 list(record.retracted),
                 json.dumps([report._asdict() for report in record.reports]) if record.reports else None,
-                _given_text(record.given),
+                given_text(record.given),
             ),
         )
         self._step = None

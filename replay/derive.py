@@ -1,4 +1,4 @@
-"""Fills in, while a recording of another scheduler is sealed, what that scheduler doesn't tell: keys, partners, reasons.
+"""Fills in, where a recording of another scheduler is sealed, what that one doesn't tell: keys, partners, reasons.
 
 Every pass is decided again from what it could read. Where the outcome is what was seen, the rows of the pass become
 those of the core, which say the same and more. Where it is not, they stay as they were seen, and the pass tells the

@@ -8,11 +8,7 @@ from schedscope.recorder.manifest import Manifest
 from schedscope.recorder.sealer import Follow, Follower
 from schedscope.replay.derive import Deriver
 from schedscope.replay.shadow import ALONE_S, Shadow
-
-OWN = frozenset({"engine", "simulation"})
-"""Kinds of sources that schedule with our core."""
-OBSERVED = frozenset({"sglang"})
-"""Kinds of sources that don't, and don't tell keys and reasons themselves."""
+from schedscope.replay.source import OBSERVED, OWN
 
 
 def follow(alone_s: float = ALONE_S) -> Follow:

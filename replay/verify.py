@@ -25,6 +25,7 @@ from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.replay.rebuild import LostError
 from schedscope.replay.replayer import Replayed, Replayer, Start
+from schedscope.replay.source import UNTOLD, is_observed
 from schedscope.replay.verdicts import Divergence, Verdict
 
 INDEX = {"decisions": "pass", "passes": "step", "events": "step", "steps": "step", "requests": "finish_ns"}
@@ -192,11 +193,17 @@ class _Comparison:
         self._start = start
         self._first_pass = max(start_pass, start.pass_number)
         parts = replayer.parts[start.part :]
-        unknown = UNKNOWN if replayer.run.manifest.version < 2 else frozenset()
+        manifest = replayer.run.manifest
+        unknown = UNKNOWN if manifest.version < 2 else frozenset()
+        untold = UNTOLD if is_observed(manifest) else {}
+        self._index = {name: INDEX[name] for name in INDEX if name != "events" or not is_observed(manifest)}
         ended_ns = _end_of(parts[:1], start.step - 1)
         behind = {"decisions": start.pass_number - 1, "requests": ended_ns}
         self._recorded = {
-            name: _Recorded(parts, name, unknown, behind.get(name, start.step - 1), start.tick) for name in INDEX
+            name: _Recorded(
+                parts, name, unknown | untold.get(name, frozenset()), behind.get(name, start.step - 1), start.tick
+            )
+            for name in self._index
         }
         self._ends = _Recorded(parts, "steps", unknown, start.step - 1, start.tick, ("step", "end_ns"))
         self._passes = self._decisions = self._steps = 0
@@ -240,7 +247,7 @@ class _Comparison:
         end_ns = self._ends.until(step).column("end_ns")
         bounds = {"decisions": number, "requests": end_ns[-1].as_py()}
         old = {name: table.until(bounds.get(name, step)) for name, table in self._recorded.items()}
-        same = all(self._recorded[name].equals(old[name], _rows(batch, name)) for name in INDEX)
+        same = all(self._recorded[name].equals(old[name], _rows(batch, name)) for name in self._index)
         found = None if same else next(self._differences(batch, old), None)
         for replayed in batch:
             self._count(replayed)
@@ -258,11 +265,11 @@ class _Comparison:
             self._decisions += len(replayed.rows.get("decisions", ()))
 
     def _differences(self, batch: Sequence[Replayed], tables: dict[str, pa.Table]) -> Iterator[Divergence]:
-        old = {name: _by_index(tables[name], INDEX[name]) for name in INDEX if name != "requests"}
+        old = {name: _by_index(tables[name], column) for name, column in self._index.items() if name != "requests"}
         ended = iter(tables["requests"].to_pylist())
         for replayed in batch:
             turn = replayed.turn
-            for name in INDEX:
+            for name in self._index:
                 fields = self._recorded[name].fields
                 new = [dict(zip(_NAMES[name], row, strict=True)) for row in replayed.rows.get(name, ())]
                 if name == "requests":

@@ -17,26 +17,12 @@ from schedscope.recorder.rows import pack_decision, pass_facts, pass_row
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.replay.from_view import Observations, Seen
+from schedscope.replay.source import UNTOLD
 from schedscope.replay.verdicts import Divergence, Verdict
 
-DERIVED = frozenset({"key", "key_names", "partner", "shared_len", "reason", "need", "have"})
-"""Columns of `decisions` that only the core knows."""
-_OF_PASSES = frozenset(
-    {
-        "rank",
-        "step",
-        "seq",
-        "now",
-        "decide_ns",
-        "decision_hash",
-        "divergence",
-        "delayer_slot_condition",
-        "delayer_queue_condition",
-    }
-)
-"""Columns of `passes` that are no part of what was seen of a decision."""
-PASS_COLUMNS = [name for name in TABLES["passes"].names if name not in _OF_PASSES]
-DECISION_COLUMNS = [name for name in TABLES["decisions"].names if name not in DERIVED | {"rank"}]
+_NOT_DECIDED = frozenset({"rank", "step", "seq", "now"})
+PASS_COLUMNS = [name for name in TABLES["passes"].names if name not in UNTOLD["passes"] | _NOT_DECIDED]
+DECISION_COLUMNS = [name for name in TABLES["decisions"].names if name not in UNTOLD["decisions"] | {"rank"}]
 
 _BATCH = 256
 """Passes that are compared at once."""

@@ -26,11 +26,11 @@ HERE = Path(__file__).parent / "sglang"
 ROOT = Path(__file__).parent.parent
 PYTHON_VARIABLE = "SCHEDSCOPE_SGLANG_PYTHON"
 _START_S = 240.0
-_ARGUMENTS = (
-    "-m sglang.launch_server --load-format dummy --skip-tokenizer-init --device cpu --dtype float32 "
-    "--attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph --mem-fraction-static 0.3 "
-    "--max-total-tokens 3000 --max-running-requests 8 --chunked-prefill-size 256"
-).split()
+_ARGUMENTS = """
+    -m sglang.launch_server --load-format dummy --skip-tokenizer-init --device cpu --dtype float32
+    --attention-backend torch_native --sampling-backend pytorch --disable-cuda-graph --mem-fraction-static 0.3
+    --max-total-tokens 3000 --max-running-requests 8 --chunked-prefill-size 256
+""".split()  # noqa: SIM905 - as one would type it
 
 
 @cache

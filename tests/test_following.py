@@ -20,8 +20,8 @@ from schedscope.recorder.ring import RingWriter
 from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.tracer import RunTracer
-from schedscope.replay.replayer import Replayer
 from schedscope.replay.follow import follow
+from schedscope.replay.replayer import Replayer
 from schedscope.replay.verify import verify
 from simulation import Workload, drive
 
