@@ -79,6 +79,8 @@ class StepRecord(NamedTuple):
     reports: tuple[Report, ...]
     """What other ranks told the prefill delayer."""
     given: Given
+    count: int = 1
+    """Idle steps in a row that it stands for."""
 
 
 class Tracer:

@@ -59,7 +59,7 @@ def state_facts(state: SchedulerState) -> StateFacts:
         state.cache.protected,
         state.pool.size,
         state.batch_is_full,
-        state.batch_is_full_pass,
+        state.batch_is_full_pass if state.batch_is_full else None,
         state.new_token_ratio,
         state.processed_tokens,
     )

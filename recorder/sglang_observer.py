@@ -299,7 +299,7 @@ class Observer:
             protected=self._cache.protected_size(),
             pool_size=self._pool.size,
             batch_is_full=running.batch_is_full,
-            batch_is_full_pass=self._full_since,
+            batch_is_full_pass=self._full_since if running.batch_is_full else None,
             new_token_ratio=scheduler.new_token_ratio_tracker.current,
             processed_tokens=scheduler.processed_tokens_counter + extend,
         )

@@ -77,8 +77,7 @@ class Rebuild:
         scheduler, now = self.scheduler, turn.now
         self.tick = max(self.tick, turn.seq)
         if turn.kind == "idle":
-            for _ in range(turn.repeats):
-                scheduler.idle(now)
+            scheduler.idle(now, turn.repeats)
             return
         due = scheduler.step(now, reports_of(turn), given_of(turn)).due
         if due is None:
