@@ -58,6 +58,8 @@ class _Pass:
         self.order: list[Req] = []
         """The queue before it was sorted."""
         self.ranked: list[Req] = []
+        self.facts: list[tuple[str, int, int]] = []
+        """Of the queue before it was sorted: rid, and what was found of each in the cache."""
         self.held: frozenset[str] | set[str] = frozenset()
         self.adder: Any = None
         self.before: Remaining | None = None
@@ -428,6 +430,7 @@ class Observer:
         made = self._pass
         assert made is not None
         made.ranked = list(queue)
+        made.facts = list(map(_facts, made.order))  # admission looks again, and may find another length
         policy = self._scheduler.policy
         made.active = policy._determine_active_policy(queue).value
 
@@ -533,7 +536,7 @@ class Observer:
         positions = [places[id(req)] for req in made.ranked]
         held = made.held
         duplicates = [_UNHELD if req.rid in held else None for req in made.order] if held else [None] * len(positions)
-        count, packed = pack_columns(None, (), list(map(_facts, made.order)), duplicates, positions, verdicts)
+        count, packed = pack_columns(None, (), made.facts, duplicates, positions, verdicts)
         after = verdicts[-1].remaining if verdicts else before
         chunked = self._scheduler.chunked_req
         facts = PassFacts(
