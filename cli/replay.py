@@ -13,10 +13,13 @@ from schedscope.cli.output import console, errors, gap_words, print_json, say, s
 from schedscope.engine.errors import DivergenceError, RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
-from schedscope.replay.redecide import Redecided, decide_again, redecide
+from schedscope.replay.moment import decide_again
+from schedscope.replay.redecide import Redecided, redecide
 from schedscope.replay.replayer import Replayer
+from schedscope.replay.source import is_observed
 from schedscope.replay.verdicts import Divergence, Verdict
 from schedscope.replay.verify import verify
+from schedscope.replay.verify_view import verify_views
 
 app = App(name="replay", help="Re-run recorded passes and compare them, or decide them differently.")
 
@@ -55,7 +58,8 @@ def one_pass(
     if policy is not None or setting:
         return _show_other(recorded, rank, redecide(moment, policy, parse_settings(setting or [])), json)
     plan = decide_again(moment)
-    verdict = verify(recorded, rank, start_pass=number, stop_pass=number)
+    check = verify_views if is_observed(recorded.manifest) else verify
+    verdict = check(recorded, rank, start_pass=number, stop_pass=number)
     if json:
         body = {**_where(recorded, rank), "pass": number, **plan_json(plan), **_verdict_json(verdict)}
         print_json("schedscope.replay-pass/1", body)
@@ -72,7 +76,9 @@ def every_pass(
 ) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 
-    Exit code 6 if nothing differs, but records are missing, and so some passes can't be re-run.
+    A server that was watched is re-run twice: each pass from what it was seen to read, and all of it from the start,
+    with the cache rebuilt. Exit code 6 if nothing differs, but some passes can't be re-run: records are missing, or
+    the state of a watched server can't be rebuilt.
 
     Parameters
     ----------
@@ -94,7 +100,8 @@ def every_pass(
             "decisions": sum(verdict.decisions for verdict in verdicts),
             "identical": exit_code(verdicts) == 0,
             "ranks": [
-                {"rank": v.rank, "first_pass": v.first_pass, "passes": v.passes, **_verdict_json(v)} for v in verdicts
+                {"rank": v.rank, "basis": v.basis, "first_pass": v.first_pass, "passes": v.passes, **_verdict_json(v)}
+                for v in verdicts
             ],
             "gaps": msgspec.to_builtins(recorded.gaps),
         }
@@ -106,9 +113,14 @@ def every_pass(
 
 def exit_code(verdicts: list[Verdict]) -> int:
     """0: all that was recorded is what comes out; 3: something differs; 6: a part of it can't be re-run."""
-    if any(verdict.divergence for verdict in verdicts):
+    if any(verdict.divergence for verdict in verdicts if not _is_proof(verdict, verdicts)):
         return DIVERGENT
-    return RunFormatError.exit_code if any(verdict.lost for verdict in verdicts) else 0
+    return RunFormatError.exit_code if any(verdict.lost or verdict.divergence for verdict in verdicts) else 0
+
+
+def _is_proof(verdict: Verdict, verdicts: list[Verdict]) -> bool:
+    """Whether it only says how far the states of a watched server follow from what it was fed."""
+    return verdict.basis == "start" and any(v.basis == "view" and v.rank == verdict.rank for v in verdicts)
 
 
 def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict]:
@@ -121,7 +133,10 @@ def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict
         for each in ranks:
             total = run.passes(each).count if each in run.ranks else 0
             advance = partial(_advance, progress, progress.add_task(f"rank {each}", total=total))
-            verdicts.append(verify(run, each, jobs=jobs, progress=advance))
+            if is_observed(run.manifest):
+                verdicts.append(verify_views(run, each, progress=advance))
+            if not verdicts or verdicts[-1].divergence is None or verdicts[-1].basis == "start":
+                verdicts.append(verify(run, each, jobs=jobs, progress=advance))
     return verdicts
 
 
@@ -132,9 +147,14 @@ def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:
         console.print(f"gap: {gap_words(gap)}", style="yellow", markup=False, soft_wrap=True)
     for verdict in verdicts:
         since = f" from pass {verdict.first_pass} on" if verdict.first_pass else ""
-        what = f"rank {verdict.rank}: {verdict.passes:,} passes{since}, {verdict.decisions:,} decisions"
+        basis = " from what each pass could read" if verdict.basis == "view" else ""
+        if _is_proof(verdict, verdicts):
+            basis = " rebuilt from the start"
+        what = f"rank {verdict.rank}{basis}: {verdict.passes:,} passes{since}, {verdict.decisions:,} decisions"
         console.print(what, end="\n" if verdict.lost else ": ")
-        _print_verdict(verdict)
+        _print_verdict(verdict, _is_proof(verdict, verdicts))
+    for unseen in run.manifest.source_gaps:
+        console.print(f"not seen of the server: {unseen['feature']}: {unseen['effect']}", style="yellow", markup=False)
 
 
 def _advance(progress: Progress, task: TaskID, done: int) -> None:
@@ -177,7 +197,7 @@ def _show_other(run: Run, rank: int, both: Redecided, json: bool) -> int:
     return 0
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: Verdict, is_proof: bool = False) -> None:
     for last, again in verdict.lost:
         until = "from there on" if again is None else f"up to pass {again}"
         console.print(f"records are missing behind pass {last}: nothing can be re-run {until}", style="yellow")
@@ -187,6 +207,9 @@ def _print_verdict(verdict: Verdict) -> None:
         console.print("[bold yellow]identical where it can be re-run[/]")
     elif verdict.divergence is None:
         console.print("[bold green]identical[/]")
+    elif is_proof:
+        console.print("[bold yellow]not provable behind that[/]")
+        console.print(f"the rebuilt state differs: {verdict.divergence}", soft_wrap=True, markup=False)
     else:
         console.print("[bold red]divergent[/]")
         console.print(f"first difference: {verdict.divergence}", soft_wrap=True, markup=False)

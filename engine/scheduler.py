@@ -118,12 +118,12 @@ class Scheduler:
         live.ends_between_chunks = live is self.state.chunked
         return []
 
-    def idle(self, now: float, count: int = 1) -> None:
+    def idle(self, now: float, turns: int = 1) -> None:
         """There is nothing to do, so many steps in a row: estimates start afresh."""
         self.state.new_token_ratio = self.state.first_new_token_ratio
         number = self.steps
-        self.steps += count
-        record = StepRecord(number, now, "idle", None, None, None, None, (), (), NOTHING_GIVEN, count)
+        self.steps += turns
+        record = StepRecord(number, now, "idle", None, None, None, None, (), (), NOTHING_GIVEN, turns)
         self.tracer.on_step(record, self.state)
 
     def flush(self, now: float) -> bool:

@@ -79,7 +79,7 @@ class StepRecord(NamedTuple):
     reports: tuple[Report, ...]
     """What other ranks told the prefill delayer."""
     given: Given
-    count: int = 1
+    turns: int = 1
     """Idle steps in a row that it stands for."""
 
 

@@ -235,7 +235,7 @@ class RunTracer(Tracer):
                 record.kind,
                 record.gate,
                 record.pass_number,
-                record.count,
+                record.turns,
                 record.now,
                 self._decide_began_ns if record.kind != "idle" else formed_ns,
                 now_ns,

@@ -28,6 +28,7 @@ from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.view import Chunked, Running, View, Waiting
 from schedscope.recorder.files import Within
 from schedscope.recorder.observed import Observed, unpack_observed
+from schedscope.recorder.parts import Part
 from schedscope.replay.columns import Readable, packed_lists, rows_of, values_of
 from schedscope.replay.moment import Moment
 
@@ -60,6 +61,30 @@ class Seen(NamedTuple):
     moment: Moment
     row: Mapping[str, Any]
     """Of `passes`."""
+
+
+def see(parts: Sequence[Part], config: SchedulerConfig, number: int) -> Seen | None:
+    """One pass, as it was observed; None: it is not in these parts of a log.
+
+    Looks back as far as the arrival of the oldest request that the pass is about. Raises RunFormatError.
+    """
+    within = [i for i, part in enumerate(parts) if part.first_pass is not None and part.first_pass <= number]
+    if not within:
+        return None
+    first = last = within[-1]
+    only = Within("pass", number, number)
+    wanted = {rid for (rid,) in rows_of(parts[last], "decisions", ("rid",), only)}
+    for (view,) in rows_of(parts[last], "views", ("view",), only):
+        seen = unpack_observed(view)
+        wanted.update(seen.running)
+        if seen.chunked is not None:
+            wanted.add(seen.chunked.rid)
+    while True:
+        wanted -= {rid for kind, rid in rows_of(parts[first], "events", ("kind", "rid")) if kind == "arrive"}
+        if not wanted or first == 0:
+            break
+        first -= 1
+    return next(Observations(config).read(parts[first : last + 1], number), None)
 
 
 class _Known:
@@ -98,15 +123,18 @@ class Observations:
         self._known: dict[str, _Known] = {}
         self._zeros = array("i")
 
-    def read(self, parts: Iterable[Readable]) -> Iterator[Seen]:
-        """All passes of these parts, which begin with the first one. Raises RunFormatError."""
+    def read(self, parts: Iterable[Readable], only: int | None = None) -> Iterator[Seen]:
+        """The passes of these parts, or one of them. Raises RunFormatError.
+
+        The parts must begin with the arrivals of all requests that the passes are about.
+        """
         for part in parts:
-            yield from self._of_part(part)
+            yield from self._of_part(part, only)
             for (rid,) in rows_of(part, "requests", ("rid",)):
                 self._known.pop(rid, None)
 
-    def _of_part(self, part: Readable) -> Iterator[Seen]:
-        passes = part.table("passes").to_pylist()
+    def _of_part(self, part: Readable, only: int | None) -> Iterator[Seen]:
+        passes = part.table("passes", None, None if only is None else Within("pass", only, only)).to_pylist()
         views: dict[int, bytes] = dict(rows_of(part, "views", ("pass", "view")))
         after = -1
         for begin in range(0, len(passes), _WINDOW):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.decision import Plan, decide
 from schedscope.engine.view import View
 
 
@@ -17,3 +18,8 @@ class Moment(NamedTuple):
     view: View
     random_state: RandomState | None
     config: SchedulerConfig
+
+
+def decide_again(moment: Moment) -> Plan:
+    """The recorded decision, made again."""
+    return decide(moment.view, moment.config, moment.random_state)

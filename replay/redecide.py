@@ -11,7 +11,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.errors import UsageError
 from schedscope.engine.ordering import POLICIES
-from schedscope.replay.moment import Moment
+from schedscope.replay.moment import Moment, decide_again
 
 SHAPED_THE_STATE = frozenset(
     {
@@ -65,11 +65,6 @@ def _places(plan: Plan) -> dict[str, int]:
     if plan.ordering is None:
         return {}
     return {place.request.rid: after for after, place in enumerate(plan.ordering.ranked)}
-
-
-def decide_again(moment: Moment) -> Plan:
-    """The recorded decision, made again."""
-    return decide(moment.view, moment.config, moment.random_state)
 
 
 def redecide(moment: Moment, policy: str | None, settings: Mapping[str, str]) -> Redecided:

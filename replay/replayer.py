@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,10 +27,13 @@ from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
-from schedscope.replay.moment import Moment
+from schedscope.replay.from_view import see
+from schedscope.replay.moment import Moment, decide_again
 from schedscope.replay.rebuild import LostError, Rebuild, given_of, reports_of
 from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
+from schedscope.replay.source import is_observed
+from schedscope.replay.verify_view import difference
 
 
 class Start(NamedTuple):
@@ -243,8 +247,23 @@ class Replayer:
     def at(self, number: int) -> Moment:
         """The scheduler just before pass `number`.
 
-        Raises RunNotFoundError if it was not recorded, RunFormatError if what comes before it is gone.
+        Of a scheduler that was only watched, this is the rebuilt state, with all of the cache, if it leads to the
+        recorded decision; else what the pass was seen to read. Raises RunNotFoundError if it was not recorded, RunFormatError
+        if what comes before it is gone.
         """
+        if not is_observed(self.run.manifest):
+            return self._rebuilt(number)
+        seen = see(self.parts, self.config, number)
+        if seen is None:
+            raise self._no_pass(number)
+        with suppress(RunFormatError):
+            moment = self._rebuilt(number)
+            rows = self.run.table("decisions", self.rank, passes=(number, number)).combine_chunks()
+            if difference(seen, decide_again(moment), self.rank, rows) is None:
+                return moment
+        return seen.moment
+
+    def _rebuilt(self, number: int) -> Moment:
         first = next((part.first_pass for part in self.parts if part.first_pass is not None), None)
         if first is None or number < first:
             raise self._no_pass(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Divergence(NamedTuple):
@@ -44,5 +44,8 @@ class Verdict(NamedTuple):
     """From here on it was compared; later than asked for if the log doesn't reach back so far."""
     open_pass: int | None = None
     """The last pass, if its step has not ended, so there is nothing to compare it with yet."""
+    basis: Literal["start", "view"] = "start"
+    """`start`: every state was rebuilt from what the scheduler was fed. `view`: each pass was decided again from what
+    it was seen to read, whatever came before it."""
     lost: tuple[tuple[int, int | None], ...] = ()
     """Behind which pass records are missing, and the first pass that could be compared again; None: none could."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import Plan, decide
+from schedscope.engine.decision import Plan
 from schedscope.recorder.decisions import Decisions
 from schedscope.recorder.rows import pack_decision, pass_facts, pass_row
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.replay.from_view import Observations, Seen
+from schedscope.replay.moment import decide_again
 from schedscope.replay.source import UNTOLD
 from schedscope.replay.verdicts import Divergence, Verdict
 
@@ -66,12 +67,12 @@ def verify_views(
             continue
         if stop_pass is not None and number > stop_pass:
             break
-        batch.append((seen, decide(seen.moment.view, config, seen.moment.random_state)))
+        batch.append((seen, decide_again(seen.moment)))
         if len(batch) == _BATCH and (found := compare()) is not None:
             break
     if batch:
         found = compare()
-    return Verdict(rank, passes, decisions, 0, found, start_pass)
+    return Verdict(rank, passes, decisions, 0, found, start_pass, basis="view")
 
 
 def _rows(plan: Plan) -> int:

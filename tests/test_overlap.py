@@ -17,7 +17,7 @@ from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
-from schedscope.replay.redecide import decide_again
+from schedscope.replay.moment import decide_again
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.verify import verify
 from simulation import record

@@ -193,7 +193,7 @@ def test_a_drained_scheduler_holds_nothing() -> None:
 
 
 def test_deciding_changes_nothing_and_comes_out_the_same(tmp_path: Path) -> None:
-    from schedscope.replay.redecide import decide_again
+    from schedscope.replay.moment import decide_again
     from schedscope.replay.replayer import Replayer
 
     run = Run.open(record(tmp_path, _config(5), seed=5, requests=60))
