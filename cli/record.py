@@ -28,6 +28,7 @@ from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.options import Durability, Options
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.trigger import Trigger
 from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
@@ -73,6 +74,8 @@ class How:
     """Such runs at most."""
     control: str | None = None
     """[HOST:]PORT on which to take `POST /keep` and `GET /status` over HTTP."""
+    strict: Annotated[bool, Parameter(negative="")] = False
+    """SGLang only: don't start a server of which anything can't be recorded, instead of warning."""
 
     def options(self) -> Options:
         """The same for the companion. Raises UsageError."""
@@ -138,9 +141,9 @@ def record(*command: str, log: LogDir = None, name: str | None = None, spool: Sp
         raise UsageError("record: give the command to run, such as: schedscope record -- serve --port 30000")
     options = how.options()
     salvage()
-    run_dir, uploader = begin_run(log or default_log_dir(), name or Path(command[0]).name, command, spool)
+    run_dir, uploader = begin_run(log or default_log_dir(), name or run_name(command), command, spool)
     try:
-        code = run_recorded(command, run_dir, options, how.control)
+        code = run_recorded(command, run_dir, options, how.control, strict=how.strict)
     except (ServerError, UsageError):
         if uploader is None:
             shutil.rmtree(run_dir)
@@ -174,7 +177,17 @@ def finish_upload(uploader: Uploader | None, run_dir: Path) -> str:
     return str(run_dir)
 
 
-def run_recorded(command: Sequence[str], run_dir: Path, options: Options, control: str | None = None) -> int:
+def run_name(command: Sequence[str]) -> str:
+    """What a run of a command is called by default: the program, or the package that Python runs."""
+    words = [Path(word).name for word in command]
+    if words[0].startswith("python") and "-m" in words[:-1]:
+        return words[words.index("-m") + 1].partition(".")[0]
+    return words[0]
+
+
+def run_recorded(
+    command: Sequence[str], run_dir: Path, options: Options, control: str | None = None, *, strict: bool = False
+) -> int:
     """Run a command with a companion that records it into `run_dir`; returns its exit code.
 
     Raises ServerError for a command that can't be started, UsageError for a control that can't listen.
@@ -185,7 +198,7 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     with _passing_signals_on() as children:  # also while sealing, which is not to be interrupted
         companion = Companion.start(run_dir, options, follow(alone_s(options)))
         try:
-            code = _run(words, companion, children, control)
+            code = _run(words, companion, children, control, strict)
         finally:
             try:
                 companion.stop()
@@ -194,7 +207,13 @@ def run_recorded(command: Sequence[str], run_dir: Path, options: Options, contro
     return code if code >= 0 else 128 - code
 
 
-def _run(words: list[str], companion: Companion, children: list[subprocess.Popen[bytes]], control: str | None) -> int:
+def _run(
+    words: list[str],
+    companion: Companion,
+    children: list[subprocess.Popen[bytes]],
+    control: str | None,
+    strict: bool,
+) -> int:
     with ExitStack() as stack:
         if control is not None:
             errors.print(f"Control: {stack.enter_context(Control(companion, control)).url}/status", markup=False)
@@ -203,7 +222,8 @@ def _run(words: list[str], companion: Companion, children: list[subprocess.Popen
         errors.print(f"Recording into {companion.run_dir}", style="dim", markup=False, soft_wrap=True)
         try:
             # A group of its own: a terminal's Ctrl-C then reaches it once, through us.
-            child = subprocess.Popen(words, env={**os.environ, **companion.environment()}, process_group=0)
+            environ = {**os.environ, **companion.environment(), **({STRICT_VARIABLE: "1"} if strict else {})}
+            child = subprocess.Popen(words, env=environ, process_group=0)
         except OSError as error:
             raise ServerError(f"record: can't run {words[0]!r}: {error.strerror or error}") from None
         children.append(child)

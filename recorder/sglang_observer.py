@@ -136,6 +136,10 @@ class Observer:
         """Whether anything is still recorded."""
         return self._tracer.attached
 
+    def spend(self, ns: int) -> None:
+        """Note time that was spent in here."""
+        self._tracer.spend(ns)
+
     def close(self) -> None:
         """Hand over what is left."""
         self._end_idle()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ class _Guard:
 
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
         """What a method of the observer returns; None if it fails, and then it is called no more."""
+        began_ns = time.monotonic_ns()
         try:
             return method(*args)
         except Exception as error:
             self.let_go(error)
             return None
+        finally:
+            if self.observer is not None:
+                self.observer.spend(time.monotonic_ns() - began_ns)
 
     def let_go(self, error: Exception) -> None:
         """End the recording of this process."""
@@ -64,7 +69,7 @@ def _words(error: Exception) -> str:
 
 
 def load() -> None:
-    """What SGLang calls. Raises only under SCHEDSCOPE_STRICT."""
+    """What SGLang calls. Raises SystemExit, under SCHEDSCOPE_STRICT only."""
     from schedscope.recorder.standalone import ensure_companion
 
     ensure_companion()
@@ -73,9 +78,13 @@ def load() -> None:
     from schedscope.recorder.sglang_hooks import register
 
     GUARD.missing = register(GUARD, attach)
-    if GUARD.missing and os.environ.get(STRICT_VARIABLE):
-        names = ", ".join(sorted(GUARD.missing))
-        raise RuntimeError(f"schedscope: SGLang is not as this version knows it, and {STRICT_VARIABLE} is set: {names}")
+    _insist(GUARD.missing)
+
+
+def _insist(missing: Mapping[str, str]) -> None:
+    """End the process if something can't be recorded and that was not to be. SGLang survives any other exception."""
+    if missing and os.environ.get(STRICT_VARIABLE):
+        raise SystemExit("schedscope: this SGLang can't be recorded as a whole: " + ", ".join(sorted(missing)))
 
 
 def attach(scheduler: Any) -> None:
@@ -89,6 +98,7 @@ def attach(scheduler: Any) -> None:
         config = read_config(scheduler)
         gaps = [gap.to_dict() for gap in source_gaps(scheduler)]
         missing = {**GUARD.missing, **unapplied()}
+        _insist(missing)
         gaps += [{"feature": name, "effect": f"not recorded: {effect}"} for name, effect in sorted(missing.items())]
         description = Description(
             source=Source(kind="sglang", version=sglang_version()),

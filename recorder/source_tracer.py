@@ -56,6 +56,10 @@ class SourceTracer(RunTracer):
         """Whether records still go anywhere."""
         return self._sink.attached
 
+    def spend(self, ns: int) -> None:
+        """Note time that recording took; the next row of `steps` tells it."""
+        self._spent_ns += ns
+
     def tick(self) -> int:
         """The moment at which a pass begins: what comes behind it is no input of the pass."""
         return self._next_seq()
@@ -71,7 +75,6 @@ class SourceTracer(RunTracer):
             packed: what `pack_columns` made of it.
             view: what `pack_observed` made of what the pass could read.
         """
-        begin_ns = self._clock_ns()
         self._pass = number
         if not self._keeps_stimuli:
             return
@@ -80,11 +83,9 @@ class SourceTracer(RunTracer):
         self._put("passes", pass_row(number, self._number, seq, facts, digest, decided_ns))
         self._put(DECIDED, (count, packed) if kept else (0, b""))
         self._put("views", (number, seq, view))
-        self._spent_ns += self._clock_ns() - begin_ns
 
     def begin_step(self, record: StepFacts, state: StateFacts) -> None:
         """A batch was formed, or none. The step ends with `end_step`, if there are results to take in."""
-        begin_ns = self._clock_ns()
         self._pass = None
         self._number = record.step
         self._formed = record, state
@@ -92,10 +93,8 @@ class SourceTracer(RunTracer):
             self.end_step()
         else:
             self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
-        now_ns = self._clock_ns()
         if record.batch_tokens is not None:
-            self._launched_ns[record.step] = now_ns
-        self._spent_ns += now_ns - begin_ns
+            self._launched_ns[record.step] = self._clock_ns()
 
     def end_step(self) -> None:
         """The results that were due were taken in."""
@@ -127,7 +126,6 @@ class SourceTracer(RunTracer):
         self._put("steps", row)
         self._number = record.step + 1
         self._flush()
-        self._spent_ns += self._clock_ns() - now_ns
 
     def idle(self, step: int, turns: int, now: float, began_ns: int, state: StateFacts) -> None:
         """So many turns, from this step on, had nothing to do."""

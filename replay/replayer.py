@@ -248,8 +248,8 @@ class Replayer:
         """The scheduler just before pass `number`.
 
         Of a scheduler that was only watched, this is the rebuilt state, with all of the cache, if it leads to the
-        recorded decision; else what the pass was seen to read. Raises RunNotFoundError if it was not recorded, RunFormatError
-        if what comes before it is gone.
+        recorded decision; else what the pass was seen to read. Raises RunNotFoundError if it was not recorded,
+        RunFormatError if what comes before it is gone.
         """
         if not is_observed(self.run.manifest):
             return self._rebuilt(number)

@@ -76,8 +76,7 @@ def verify_views(
 
 
 def _rows(plan: Plan) -> int:
-    assert plan.ordering is not None
-    return len(plan.ordering.ranked)
+    return 0 if plan.ordering is None else pack_decision(plan)[0]
 
 
 def difference(seen: Seen, plan: Plan, rank: int, decisions: pa.Table) -> Divergence | None:
