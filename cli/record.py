@@ -28,8 +28,8 @@ from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.options import Durability, Options
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
-from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
 from schedscope.recorder.salvage import salvage
+from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
 from schedscope.recorder.trigger import Trigger
 from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
 from schedscope.replay.follow import follow

@@ -121,7 +121,8 @@ class Observer:
         self._entry_times: dict[str, float] = {}
         """Of requests that this step sent back to the queue."""
         self._chance: RandomState | None = None
-        """Before this step's pass."""
+        """Before this step's pass, if it is not how the last pass left it: others use the same generator."""
+        self._chance_left: RandomState | None = None
         self._retracted: list[str] = []
         self._forms_pass: int | None = None
         self._reports: tuple[Report, ...] = ()
@@ -408,6 +409,8 @@ class Observer:
         delayer = scheduler.prefill_delayer
         if self._config.schedule_policy == "random":
             made.chance = RandomState(random.getstate())
+            if made.chance != self._chance_left:
+                self._chance = made.chance
         return Observed(
             running=list(map(_rid, running)),
             output_lens=[len(req.output_ids) for req in running],
@@ -437,6 +440,8 @@ class Observer:
         made.facts = list(map(_facts, made.order))  # admission looks again, and may find another length
         policy = self._scheduler.policy
         made.active = policy._determine_active_policy(queue).value
+        if made.chance is not None:
+            self._chance_left = RandomState(random.getstate())
 
     def begins(self, adder: Any) -> None:
         """After the budgets of a pass were set up."""
