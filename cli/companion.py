@@ -7,10 +7,9 @@ import logging
 import os
 import shlex
 import sys
-from pathlib import Path
 
 import cyclopts
-from schedscope.cli.record import How, alone_s
+from schedscope.cli.record import How, alone_s, run_name
 from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.options import Options
@@ -26,7 +25,7 @@ def main(folder: str, *command: str) -> int:
     try:
         options = options_of(os.environ.get(OPTIONS_VARIABLE, ""))
         salvage()
-        run_dir, uploader = begin_run(folder, _name(command), command)
+        run_dir, uploader = begin_run(folder, run_name(command) if command else "server", command)
         with Companion.start(run_dir, options, follow(alone_s(options))) as companion:
             print(json.dumps(companion.environment()), flush=True)
             logging.warning("recording into %s", run_dir)
@@ -54,12 +53,6 @@ def options_of(words: str) -> Options:
         raise UsageError(f"{OPTIONS_VARIABLE}: {' '.join(str(error).split())}") from None
     assert isinstance(found, Options)
     return found
-
-
-def _name(command: tuple[str, ...]) -> str:
-    """What was started, without the Python that runs it."""
-    words = [word for word in command[1:] if not word.startswith("-")]
-    return Path(words[0]).name if words else "server"
 
 
 if __name__ == "__main__":

@@ -178,11 +178,13 @@ def finish_upload(uploader: Uploader | None, run_dir: Path) -> str:
 
 
 def run_name(command: Sequence[str]) -> str:
-    """What a run of a command is called by default: the program, or the package that Python runs."""
-    words = [Path(word).name for word in command]
-    if words[0].startswith("python") and "-m" in words[:-1]:
+    """What a run of a command is called by default: the program, or what Python runs."""
+    program, *words = command
+    if not Path(program).name.startswith("python"):
+        return Path(program).name
+    if "-m" in words[:-1]:
         return words[words.index("-m") + 1].partition(".")[0]
-    return words[0]
+    return next((Path(word).name for word in words if not word.startswith("-")), Path(program).name)
 
 
 def run_recorded(

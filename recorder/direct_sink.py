@@ -58,7 +58,7 @@ class DirectSink:
             self._append(stamp(body, self._frames))
             self._frames += 1
         except Exception as error:
-            self._detach(error)
+            self.detach(error)
 
     def close(self) -> None:
         """Seal the rank, and the run if no other rank is being written."""
@@ -71,7 +71,7 @@ class DirectSink:
             self._seal_run()
             self.attached = False
         except Exception as error:
-            self._detach(error)
+            self.detach(error)
 
     def _append(self, record: bytes) -> None:
         self._log.append(parse_header(record), record)
@@ -84,7 +84,8 @@ class DirectSink:
 
         update_manifest(self._run_dir, change)
 
-    def _detach(self, error: BaseException) -> None:
+    def detach(self, error: BaseException) -> None:
+        """Hand nothing over any more, and say so in the log. That the end is open shows in the run as a gap."""
         self.attached = False
         self._log.release()
         log.warning(ENDED, self._rank, self._frames, error or repr(error))

@@ -132,14 +132,13 @@ class Observer:
         self._keeps_fills = config.priority_preemption
         self._place = place
 
-    @property
-    def attached(self) -> bool:
-        """Whether anything is still recorded."""
-        return self._tracer.attached
-
     def spend(self, ns: int) -> None:
         """Note time that was spent in here."""
         self._tracer.spend(ns)
+
+    def detach(self, error: BaseException) -> None:
+        """Record nothing any more."""
+        self._tracer.detach(error)
 
     def close(self) -> None:
         """Hand over what is left."""

@@ -46,15 +46,10 @@ class _Guard:
                 self.observer.spend(time.monotonic_ns() - began_ns)
 
     def let_go(self, error: Exception) -> None:
-        """End the recording of this process."""
+        """End the recording of this process, with one line in the log."""
         observer, self.observer = self.observer, None
-        if observer is None:
-            return
-        log.warning("recording ended, serving goes on: %s", _words(error), exc_info=log.isEnabledFor(logging.DEBUG))
-        try:
-            observer.close()
-        except Exception as also:
-            log.warning("what was not handed over yet is lost: %s", _words(also))
+        if observer is not None:
+            observer.detach(RuntimeError(_words(error)))
 
 
 GUARD = _Guard()

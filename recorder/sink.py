@@ -65,6 +65,9 @@ class Sink(Protocol):
     def write(self, body: Body) -> None:
         """Hand over what `encode` made. Never raises; waits only if the sink was made to."""
 
+    def detach(self, error: BaseException) -> None:
+        """Hand nothing over any more, and say so in the log. That the end is open shows in the run as a gap."""
+
     def close(self) -> None:
         """Hand over what is still here and say that nothing comes behind. Never raises; a second call is fine."""
 
@@ -107,7 +110,7 @@ class CompanionSink:
                 self._stalled = True
                 self._drop(len(record))
         except Exception as error:
-            self._detach(error)
+            self.detach(error)
 
     def close(self) -> None:
         """Say that nothing comes behind, the last frame's number included; waits at most ten seconds for room."""
@@ -121,7 +124,7 @@ class CompanionSink:
             self.attached = False
             self._let_go()
         except Exception as error:
-            self._detach(error)
+            self.detach(error)
 
     def _wait(self, record: bytes, patience_s: float) -> bool:
         """Write as soon as there is room; False: not in time, or never."""
@@ -154,7 +157,8 @@ class CompanionSink:
         except OSError:
             return True
 
-    def _detach(self, error: BaseException) -> None:
+    def detach(self, error: BaseException) -> None:
+        """Hand nothing over any more, and say so in the log. That the end is open shows in the run as a gap."""
         if not self.attached:
             return
         self.attached = False

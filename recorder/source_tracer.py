@@ -51,10 +51,9 @@ class SourceTracer(RunTracer):
         self._formed: tuple[StepFacts, StateFacts] | None = None
         """The step that has not ended."""
 
-    @property
-    def attached(self) -> bool:
-        """Whether records still go anywhere."""
-        return self._sink.attached
+    def detach(self, error: BaseException) -> None:
+        """Record nothing any more."""
+        self._sink.detach(error)
 
     def spend(self, ns: int) -> None:
         """Note time that recording took; the next row of `steps` tells it."""

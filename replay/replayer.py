@@ -103,6 +103,9 @@ class _Nowhere:
     def write(self, body: Body) -> None:
         """Nothing."""
 
+    def detach(self, error: BaseException) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 

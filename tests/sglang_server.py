@@ -23,6 +23,7 @@ from patience import until
 
 VERSION = "0.5.23"
 HERE = Path(__file__).parent / "sglang"
+STUBS = HERE / "stubs"
 ROOT = Path(__file__).parent.parent
 PYTHON_VARIABLE = "SCHEDSCOPE_SGLANG_PYTHON"
 _START_S = 240.0
@@ -63,7 +64,7 @@ def sglang_python() -> Path:
 
 
 def _environ() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(HERE / "stubs"), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(STUBS), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "GOMP_SPINCOUNT": "0"}
 
 
@@ -74,6 +75,7 @@ class Server:
         self.process = process
         self.url = url
         self.output = output
+        self._orphans: set[int] = set()
 
     def schedulers(self) -> list[int]:
         """The process ids of its schedulers."""
@@ -84,9 +86,15 @@ class Server:
 
     def kill(self) -> None:
         """SIGKILL to every process of it, the recorder too."""
-        for pid in self._family():
+        for pid in self._family() | self._orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_recorder(self) -> None:
+        """SIGKILL to `schedscope record` alone. What it started goes on, and is ours to end."""
+        self._orphans = self._family() - {self.process.pid}
+        self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
@@ -141,8 +149,7 @@ def serving(
         until(is_up, _START_S)
         yield server
     finally:
-        if process.poll() is None:
-            server.kill()
+        server.kill()
 
 
 def send(

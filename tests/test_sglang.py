@@ -13,7 +13,7 @@ import pytest
 from patience import until
 from schedscope.recorder.run import Run, find_runs
 from schedscope.replay.verify_view import verify_views
-from sglang_server import send, serving, settle
+from sglang_server import STUBS, send, serving, settle
 
 
 class Traffic(NamedTuple):
@@ -104,3 +104,46 @@ def test_killed_in_the_midst_of_its_work_nothing_recorded_is_lost(tmp_path: Path
     verdict = verify_views(run, 0)
     assert verdict.divergence is None
     assert verdict.passes == run.passes(0).count > 40
+
+
+@pytest.mark.parametrize("method", ["looked", "computed"] if EVERY else ["looked"])
+def test_an_observer_that_fails_ends_the_recording_and_not_the_server(tmp_path: Path, method: str) -> None:
+    folder = tmp_path / "logs"
+    faulty = str(Path(__file__).parent / "sglang" / "faulty")
+    environ = {"SCHEDSCOPE_FAULT": f"{method}:30", "PYTHONPATH": os.pathsep.join((str(STUBS), faulty))}
+    with serving(folder, environ=environ) as server:
+        assert set(send(server.url, 60)) == {200}
+        assert set(send(server.url, 20, seed=2)) == {200}
+        server.stop()
+        said = server.output.read_text()
+    lines = [line for line in said.splitlines() if "recording of rank 0 ended" in line]
+    assert len(lines) == 1
+    assert f"injected into {method}" in lines[0]
+    assert "Traceback" not in said.split("recording of rank 0 ended")[1].split("KeyboardInterrupt")[0]
+    run = the_run(folder)
+    assert [gap.reason for gap in run.gaps] == ["cut"]
+    verdict = verify_views(run, 0)
+    assert verdict.divergence is None
+    assert 0 < verdict.passes <= 31
+
+
+def test_a_server_outlives_its_recorder(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    with serving(folder, "--schedule-policy", "lpm") as server:
+        assert set(send(server.url, 20)) == {200}
+        before = the_run(folder).passes(0).count
+        server.kill_recorder()
+        assert set(send(server.url, 20, seed=2)) == {200}
+    run = the_run(folder)
+    assert run.passes(0).count >= before > 0
+    assert verify_views(run, 0).divergence is None
+
+
+def test_a_server_that_nobody_asked_to_record_is_left_alone(tmp_path: Path) -> None:
+    with serving(tmp_path / "logs", record=None) as server:
+        assert set(send(server.url, 10)) == {200}
+        (scheduler,) = server.schedulers()
+        loaded = Path(f"/proc/{scheduler}/maps").read_text()
+    assert "pyarrow" not in loaded
+    assert "schedscope" not in server.output.read_text().replace("schedscope -> ", "").replace("plugin schedscope", "")
+    assert not (tmp_path / "logs").exists()
