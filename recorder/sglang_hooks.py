@@ -215,7 +215,7 @@ def register(guard: Guard, attach: Callable[[Any], None]) -> dict[str, str]:
     HookRegistry.register(f"sglang.srt.{_SCHEDULER}.__init__", _built(attach), HookType.AROUND)
     if version not in VERIFIED:
         known = ", ".join(VERIFIED)
-        lost = "".join(f"\n  not recorded: {effect}: {name}" for name, effect in missing.items())
+        lost = "".join(f"; not recorded: {effect.partition(' (')[0]}: {name}" for name, effect in missing.items())
         log.warning("SGLang %s was not verified (%s was); replay will show what holds%s", version, known, lost)
     return missing
 

@@ -56,14 +56,17 @@ def sglang_python() -> Path:
             install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
             subprocess.run([*install, "-r", requirements], check=True, capture_output=True, text=True)
             subprocess.run([*install, "-e", ROOT], check=True, capture_output=True, text=True)
-            subprocess.run([python, "-c", "import sglang"], check=True, capture_output=True, text=True, env=_environ())
+            subprocess.run(
+                [python, "-c", "import sglang"], check=True, capture_output=True, text=True, env=environment()
+            )
         except subprocess.CalledProcessError as error:
             pytest.skip(f"NOT TESTED WITH SGLANG {VERSION}: it can't be installed here: {str(error.stderr)[-300:]}")
         done.touch()
     return python
 
 
-def _environ() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """In which SGLang can be imported without a GPU."""
     path = os.pathsep.join(filter(None, (str(STUBS), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "GOMP_SPINCOUNT": "0"}
 
@@ -135,7 +138,7 @@ def serving(
     output = folder.parent / f"{folder.name}.txt"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            list(map(str, command)), stdout=out, stderr=subprocess.STDOUT, env={**_environ(), **(environ or {})}
+            list(map(str, command)), stdout=out, stderr=subprocess.STDOUT, env={**environment(), **(environ or {})}
         )
     server = Server(process, f"http://127.0.0.1:{port}", output)
 
