@@ -120,6 +120,7 @@ def serving(
     *arguments: str,
     record: Sequence[str] | None = (),
     environ: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[Server]:
     """Start a server and wait until it serves.
 
@@ -127,18 +128,24 @@ def serving(
         arguments: more of the server's, in SGLang's words.
         record: options of `schedscope record`, which starts it; None: it is started by itself.
         environ: more of its environment.
+        cwd: where to start it, with a model and a python that are called as they are there and on the PATH.
     """
     python = sglang_python()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command: list[Any] = [python, *_ARGUMENTS, "--model-path", HERE / "tiny-llama", "--port", port, *arguments]
+    program, model = (python, HERE / "tiny-llama") if cwd is None else ("python", "tiny-llama")
+    command: list[Any] = [program, *_ARGUMENTS, "--model-path", model, "--port", port, *arguments]
     if record is not None:
         command = [python, "-m", "schedscope.cli.main", "record", "--log", folder, *record, "--", *command]
     output = folder.parent / f"{folder.name}.txt"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            list(map(str, command)), stdout=out, stderr=subprocess.STDOUT, env={**environment(), **(environ or {})}
+            list(map(str, command)),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**environment(), **(environ or {})},
+            cwd=cwd,
         )
     server = Server(process, f"http://127.0.0.1:{port}", output)
 
