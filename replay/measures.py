@@ -22,11 +22,14 @@ def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
 
     - `turns`: a row per step, with what its pass said: `ns` (its begin), `end_ns`, `kind`, `gate`, `pass`, `stop`,
       `active_policy`, `fallback`, `delayer_…`, `running`, `queue_len` (before admission), `admitted`, pools, and
-      counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`,
-      `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it).
+      counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`;
+      `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it);
+      `lasts_ns` (until the next step begins) and `waiting` (requests that are left in the queue for so long);
+      `until_ns` (when the next pass begins).
     - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns`. The last
       two are null where steps in between are lost. Of a request that has not `ended`, times are those of its steps.
-    - `again`: a row per admission behind the first one: `ns`, `tokens` (its sequence), `cached`.
+    - `again`: a row per admission behind the first one: `ns`, `lost_ns` (when it lost its memory), `lost_as` (`retract`
+      or `preempt`), `tokens` (its sequence), `output_tokens` (of those), `cached`.
     """
     level = run.manifest.detail.level
     connection.execute(_TURNS.format(evicted=_EVICTED if level == "full" else _NOT_RECORDED))
@@ -46,7 +49,7 @@ CREATE TABLE turns AS
 WITH evictions AS ({evicted}), known AS (
     SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.now, s.kind, s.gate, s.count, s.pass, p.stop,
         p.active_policy, p.configured_policy, p.fallback, p.delayer_allow, p.delayer_reason, p.delayer_estimation,
-        p.delayer_queue_condition, p.chunked_in, p.chunked_out, p.decide_ns, s.forward_ns, s.running,
+        p.chunked_in, p.chunked_out, p.end_rem_total, p.decide_ns, s.forward_ns, s.running, s.queue_len AS waiting,
         coalesce(p.queue_len, s.queue_len) AS queue_len, p.admitted, p.batch_is_full_before, s.batch_is_full,
         s.batch_is_full_pass, s.available, s.evictable, s.protected, s.pool_size, s.batch_tokens,
         len(s.retracted)::INTEGER AS retracted, coalesce(len(p.preempted), 0)::INTEGER AS preempted,
@@ -55,6 +58,9 @@ WITH evictions AS ({evicted}), known AS (
     LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
 )
 SELECT *,
+    coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns,
+    coalesce(lead(CASE WHEN pass IS NOT NULL THEN ns END IGNORE NULLS) OVER loop,
+        max(end_ns) OVER (PARTITION BY rank)) AS until_ns,
     coalesce(sum(prefill_ns) OVER (loop ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT
         AS prefill_before_ns,
     (sum(CASE WHEN kind = 'idle' THEN 0 ELSE 1 END) OVER loop)::BIGINT AS place
@@ -118,12 +124,14 @@ WITH happened AS (
         max(e.tokens) FILTER (e.kind = 'arrive') OVER life AS prompt_tokens,
         last_value(CASE WHEN e.kind IN ('retract', 'preempt') THEN e.tokens END IGNORE NULLS) OVER life
             AS output_tokens,
-        lag(e.kind) OVER life AS before
+        lag(e.kind) OVER life AS before, lag(e.step) OVER life AS lost_step
     FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid
     WHERE e.kind IN ('arrive', 'admit', 'retract', 'preempt')
     WINDOW life AS (PARTITION BY e.rank, e.rid ORDER BY e.seq)
 )
-SELECT h.rank, h.rid, h.pass, t.ns, h.prompt_tokens + h.output_tokens AS tokens, h.tokens AS cached
+SELECT h.rank, h.rid, h.pass, t.ns, l.ns AS lost_ns, h.before AS lost_as, h.prompt_tokens + h.output_tokens AS tokens,
+    h.output_tokens, h.tokens AS cached
 FROM happened h JOIN turns t ON t.rank = h.rank AND t.step = h.step
+JOIN turns l ON l.rank = h.rank AND l.step = h.lost_step
 WHERE h.kind = 'admit' AND h.before IN ('retract', 'preempt') ORDER BY h.rank, t.ns
 """
