@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,8 @@ from schedscope.replay.replayer import Replayer
 Row = dict[str, Any]
 
 _KEPT_MOMENTS = 32
+_REACH = 3_000
+"""Passes that are re-run at most to get to one: some seconds. The companion takes checkpoints more often."""
 _WARNING, _CRITICAL = (0.05, 0.05), (1.0, 0.25)
 """Requests that wait because of it at any time, on average; and its share of all waiting."""
 
@@ -42,6 +44,7 @@ class Case:
         self._connection.execute("SET preserve_insertion_order = false")
         measure(run, self._connection)
         self._connection.execute(_LOOKED)
+        self._made: dict[Hashable, Any] = {}
         self._replayers: dict[int, Replayer] = {}
         self._moments: OrderedDict[tuple[int, int], Moment] = OrderedDict()
 
@@ -61,6 +64,12 @@ class Case:
     def table(self, sql: str, **values: Any) -> pa.Table:
         """The same as Arrow."""
         return self._connection.sql(sql, params=values).to_arrow_table()
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` made when this key was first asked for: for facts that several detectors need."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     # ---- what is known ---------------------------------------------------------------------------------------
 
@@ -98,16 +107,16 @@ class Case:
 
     def waiting_s(self, rank: int | None = None) -> float:
         """All waiting of a rank or of all of them: the sum of what its requests spent in the queue, seconds."""
-        return sum(row["waiting_s"] for each, row in self._totals.items() if rank in (None, each))
+        return float(sum(row["waiting_s"] for each, row in self._totals.items() if rank in (None, each)))
 
     def lasts_s(self, rank: int | None = None) -> float:
         """How long it was recorded, seconds; of several ranks the longest."""
-        return max((row["lasts_s"] for each, row in self._totals.items() if rank in (None, each)), default=0.0)
+        return float(max((row["lasts_s"] for each, row in self._totals.items() if rank in (None, each)), default=0.0))
 
     def token_s(self, rank: int) -> float:
         """What prefill takes per token, seconds, on average."""
         row = self._totals.get(rank)
-        return row["prefill_s"] / row["tokens"] if row and row["tokens"] else 0.0
+        return float(row["prefill_s"] / row["tokens"]) if row and row["tokens"] else 0.0
 
     def computing_s(self, rank: int, tokens: float) -> float:
         """The waiting that computing so many tokens causes: everyone in the queue waits for it, and who computes it."""
@@ -155,7 +164,11 @@ class Case:
             raise SchedscopeError(self.fixed)
         key = rank, number
         if key not in self._moments:
-            self._moments[key] = self._replayer(rank).at(number)
+            replayer = self._replayer(rank)
+            far = number - replayer.start_before(number).pass_number
+            if far > _REACH:
+                raise SchedscopeError(f"the checkpoint before pass {number} is {far:,} passes away")
+            self._moments[key] = replayer.at(number)
             while len(self._moments) > _KEPT_MOMENTS:
                 self._moments.popitem(last=False)
         return self._moments[key]

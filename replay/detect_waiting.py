@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 
 from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.case import Case, Row
-from schedscope.replay.finding import Evidence, Finding, Severity, Trial
-
-SHOWN = 5
-"""Pieces of evidence of a finding."""
+from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, plural, span
 
 
 def starvation(
@@ -58,7 +54,7 @@ def starvation(
         evidence = []
         for row in rows[:SHOWN]:
             number = case.pass_before(rank, row["last_ns"])
-            words = f"overtaken {row['overtaken']} times in {row['waited_s']:.1f} s, the last time in pass {number}"
+            words = f"overtaken {row['overtaken']} times in {span(row['waited_s'])}, the last time in pass {number}"
             evidence.append(Evidence(words, rank, number, row["rid"]))
         worst, cost = rows[0], sum(row["waited_s"] - row["median_s"] for row in rows)
         others = f", and {len(rows) - 1} others fared alike" if len(rows) > 1 else ""
@@ -67,8 +63,8 @@ def starvation(
             detector="starvation",
             severity=case.severity(cost, rank, at_least=Severity.WARNING),
             rank=rank,
-            title=f"{worst['rid']} was overtaken {worst['overtaken']} times in {worst['waited_s']:.0f} s under {policy}"
-            f"{others}; the median wait is {worst['median_s']:.1f} s",
+            title=f"{worst['rid']} was overtaken {worst['overtaken']} times in {span(worst['waited_s'])} under {policy}"
+            f"{others}; the median wait is {span(worst['median_s'])}",
             cost_s=cost,
             evidence=tuple(evidence),
             advice="Take a policy under which waiting counts: --schedule-policy hrrn, or fcfs.",
@@ -122,7 +118,8 @@ def never_fits(case: Case, *, passes: int = 3) -> Iterator[Finding]:
             cost_s=row["cost_s"],
             evidence=(
                 Evidence(
-                    f"refused in {row['passes']} passes with nothing running, {row['first_pass']} to {row['last_pass']}",
+                    f"refused in {row['passes']} passes with nothing running, {row['first_pass']} to "
+                    f"{row['last_pass']}",
                     rank,
                     row["last_pass"],
                     rid,
@@ -183,7 +180,8 @@ def blocked_head(case: Case, *, seconds: float = 0.5, share: float = 0.05, candi
             detector="blocked_head",
             severity=case.severity(cost, rank),
             rank=rank,
-            title=f"{worst['rid']} didn't fit for {worst['lasts_s']:.1f} s, while up to {worst['fitting']} smaller requests "
+            title=f"{worst['rid']} didn't fit for {span(worst['lasts_s'])}, while up to {worst['fitting']} smaller "
+            "requests "
             "behind it would have" + (f"; {len(rows) - 1} others blocked the queue alike" if len(rows) > 1 else ""),
             cost_s=cost,
             evidence=tuple(
@@ -195,7 +193,8 @@ def blocked_head(case: Case, *, seconds: float = 0.5, share: float = 0.05, candi
                 )
                 for row in rows[:SHOWN]
             ),
-            advice="Let small requests go first (--schedule-policy shortest-prefill-first or hrrn), or reserve less for "
+            advice="Let small requests go first (--schedule-policy shortest-prefill-first or hrrn), or reserve less "
+            "for "
             "outputs that hardly anyone uses up: send smaller max_new_tokens, or lower "
             "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.",
             trials=tuple(
@@ -253,13 +252,13 @@ def latched_full(
         ]
         if not latched or sum(costs) < share * case.waiting_s(rank):
             continue
-        cost, (row, step, who) = max(zip(costs, latched, strict=True), key=itemgetter(0))
+        row, step, who = latched[costs.index(max(costs))]
         cause = f"{row['cause']} was refused" if row["cause"] else "no slot was free"
         yield Finding(
             detector="latched_full",
             severity=case.severity(sum(costs), rank),
             rank=rank,
-            title=f"batch_is_full stayed set for {(row['until_ns'] - row['begin_ns']) / 1e9:.1f} s after pass "
+            title=f"batch_is_full stayed set for {span((row['until_ns'] - row['begin_ns']) / 1e9)} after pass "
             f"{row['pass']}, in which {cause}; from step {step} on {who} would have been admitted",
             cost_s=sum(costs),
             evidence=tuple(
@@ -324,13 +323,13 @@ def chunk_monopoly(case: Case, *, passes: int = 4, share: float = 0.05) -> Itera
             detector="chunk_monopoly",
             severity=case.severity(cost, rank),
             rank=rank,
-            title=f"{worst['rid']} took all of {worst['passes']} chunks for {worst['lasts_s']:.1f} s while up to "
+            title=f"{worst['rid']} took all of {worst['passes']} chunks for {span(worst['lasts_s'])} while up to "
             f"{worst['waiting']} requests waited"
             + (f"; {len(rows) - 1} other prompts did the same" if len(rows) > 1 else ""),
             cost_s=cost,
             evidence=tuple(
                 Evidence(
-                    f"alone in {row['passes']} passes, {row['lasts_s']:.1f} s", rank, row["worst_pass"], row["rid"]
+                    f"alone in {row['passes']} passes, {span(row['lasts_s'])}", rank, row["worst_pass"], row["rid"]
                 )
                 for row in rows[:SHOWN]
             ),
@@ -375,14 +374,14 @@ def decode_starvation(case: Case, *, steps: int = 8, seconds: float = 1.0) -> It
             detector="decode_starvation",
             severity=case.severity(sum(row["cost_s"] for row in rows), rank, at_least=Severity.WARNING),
             rank=rank,
-            title=f"{worst['running']} running requests got no token for {worst['lasts_s']:.1f} s: {worst['steps']} "
+            title=f"{worst['running']} running requests got no token for {span(worst['lasts_s'])}: {worst['steps']} "
             f"prefills in a row, from pass {worst['first_pass']} on"
             + (f"; it happened {len(rows)} times" if len(rows) > 1 else ""),
             cost_s=sum(row["cost_s"] for row in rows),
             evidence=tuple(
                 Evidence(
                     f"{row['steps']} prefills in a row, passes {row['first_pass']} to {row['last_pass']}, "
-                    f"{row['lasts_s']:.1f} s",
+                    f"{span(row['lasts_s'])}",
                     rank,
                     row["first_pass"],
                 )
@@ -500,7 +499,7 @@ def priority_inversion(
         for row in rows[:SHOWN]:
             number = case.pass_before(rank, row["last_ns"])
             words = (
-                f"priority {row['priority']}: {row['overtaken']} less urgent ones went first in {row['waited_s']:.1f} s"
+                f"priority {row['priority']}: {row['overtaken']} less urgent ones went first in {span(row['waited_s'])}"
             )
             evidence.append(Evidence(words, rank, number, row["rid"]))
         cost, worst = sum(row["waited_s"] for row in rows), rows[0]
@@ -517,7 +516,7 @@ def priority_inversion(
             detector="priority_inversion",
             severity=case.severity(cost, rank, at_least=Severity.WARNING),
             rank=rank,
-            title=f"{worst['rid']} of priority {worst['priority']} waited {worst['waited_s']:.1f} s while "
+            title=f"{worst['rid']} of priority {worst['priority']} waited {span(worst['waited_s'])} while "
             f"{worst['overtaken']} less urgent requests that came later went first ({why})",
             cost_s=cost,
             evidence=tuple(evidence),
@@ -568,7 +567,8 @@ def rid_ties(case: Case, *, times: int = 20, seconds: float = 1.0, share: float 
             detector="rid_ties",
             severity=case.severity(cost, rank),
             rank=rank,
-            title=f"{len(rows)} requests were overtaken {total} times by later ones with the same hrrn ratio, only because "
+            title=f"{len(rows)} requests were overtaken {total} times by later ones with the same hrrn ratio, only "
+            "because "
             f"of the alphabet: {worst['rid']} {worst['times']} times, the last time by {worst['other']}",
             cost_s=cost,
             evidence=tuple(
@@ -577,6 +577,7 @@ def rid_ties(case: Case, *, times: int = 20, seconds: float = 1.0, share: float 
                 )
                 for row in rows[:SHOWN]
             ),
-            advice="Send rids that grow with time (such as UUIDv7 or zero-padded numbers), so that a tie goes to whoever "
+            advice="Send rids that grow with time (such as UUIDv7 or zero-padded numbers), so that a tie goes to "
+            "whoever "
             "came first.",
         )

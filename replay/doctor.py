@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -13,6 +13,25 @@ from schedscope.engine.decision import Plan
 from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.run import Run
 from schedscope.replay.case import Case
+from schedscope.replay.detect_cache import (
+    apart_by_namespace,
+    cold_prefix_storm,
+    duplicate_prefill,
+    evicted_before_use,
+    held_back,
+    low_hit_rate,
+    queue_too_long,
+    silent_fallback,
+    thrashing_pool,
+)
+from schedscope.replay.detect_log import dead_metrics, lost_records
+from schedscope.replay.detect_memory import (
+    excessive_preemption,
+    pointless_preemption,
+    repeated_victims,
+    retraction_storm,
+)
+from schedscope.replay.detect_ranks import delayer_mixed, delayer_veto, rank_behind
 from schedscope.replay.detect_waiting import (
     blocked_head,
     budget_limit,
@@ -32,7 +51,7 @@ GROUP = "schedscope.detectors"
 
 Look = Callable[..., Iterable[Finding]]
 """`look(case, *, threshold=default, ...)`: reads the case and changes nothing."""
-Needs = Literal["steps", "passes", "decisions", "evictions"]
+Needs = Literal["steps", "passes", "tokens", "decisions", "evictions"]
 
 
 class Detector(NamedTuple):
@@ -54,6 +73,24 @@ BUILT_IN = (
     Detector("chunk_monopoly", chunk_monopoly, "passes"),
     Detector("decode_starvation", decode_starvation),
     Detector("budget_limit", budget_limit, "decisions"),
+    Detector("queue_too_long", queue_too_long, "passes"),
+    Detector("silent_fallback", silent_fallback, "passes"),
+    Detector("held_back", held_back, "decisions"),
+    Detector("cold_prefix_storm", cold_prefix_storm, "decisions"),
+    Detector("duplicate_prefill", duplicate_prefill, "decisions"),
+    Detector("evicted_before_use", evicted_before_use, "decisions"),
+    Detector("thrashing_pool", thrashing_pool, "evictions"),
+    Detector("low_hit_rate", low_hit_rate, "tokens"),
+    Detector("apart_by_namespace", apart_by_namespace, "tokens"),
+    Detector("retraction_storm", retraction_storm),
+    Detector("repeated_victims", repeated_victims),
+    Detector("pointless_preemption", pointless_preemption, "decisions"),
+    Detector("excessive_preemption", excessive_preemption, "passes"),
+    Detector("delayer_veto", delayer_veto, "passes"),
+    Detector("delayer_mixed", delayer_mixed, "passes"),
+    Detector("rank_behind", rank_behind),
+    Detector("dead_metrics", dead_metrics),
+    Detector("lost_records", lost_records),
 )
 
 
@@ -160,6 +197,8 @@ def _unjudged(case: Case, detector: Detector) -> str | None:
     """Why it has nothing to read; None: it has."""
     if detector.needs == "passes" and case.level == "steps":
         return "passes are not recorded (--level passes)"
+    if detector.needs == "tokens" and (case.level == "steps" or case.run.manifest.detail.tokens == "none"):
+        return "tokens are not recorded (--tokens hashed or full), so what prompts share isn't known"
     if detector.needs in {"decisions", "evictions"} and not case.has_decisions:
         return "decisions are not recorded (--level decisions)"
     if detector.needs == "evictions" and not case.has_evictions:
@@ -263,8 +302,3 @@ def parse_thresholds(words: Sequence[str], known: Mapping[str, Detector]) -> dic
         except ValueError:
             raise UsageError(f"--set {word}: expected a number such as {names[name]}") from None
     return found
-
-
-def worst_first(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """By severity, then by cost."""
-    yield from sorted(findings, key=lambda each: (each.severity.rank, -each.cost_s, each.detector, each.rank or 0))

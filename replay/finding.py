@@ -8,6 +8,10 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 
+SHOWN = 5
+"""Pieces of evidence of a finding."""
+
+
 class Severity(StrEnum):
     """How bad it is."""
 
@@ -79,3 +83,17 @@ class Finding:
     """What came of them."""
     unchecked: str | None = None
     """Why they could not be tried."""
+
+
+def span(seconds: float) -> str:
+    """A time as people say it."""
+    if abs(seconds) >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.1f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('ss', 'ch')) else 's'}"

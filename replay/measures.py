@@ -26,8 +26,9 @@ def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
       `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it);
       `lasts_ns` (until the next step begins) and `waiting` (requests that are left in the queue for so long);
       `until_ns` (when the next pass begins).
-    - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns`. The last
-      two are null where steps in between are lost. Of a request that has not `ended`, times are those of its steps.
+    - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns` (the last
+      two null where steps in between are lost), and `admit_pass`. Of a request that has not `ended`, times are those
+      of its steps.
     - `again`: a row per admission behind the first one: `ns`, `lost_ns` (when it lost its memory), `lost_as` (`retract`
       or `preempt`), `tokens` (its sequence), `output_tokens` (of those), `cached`.
     """
@@ -52,6 +53,7 @@ WITH evictions AS ({evicted}), known AS (
         p.chunked_in, p.chunked_out, p.end_rem_total, p.decide_ns, s.forward_ns, s.running, s.queue_len AS waiting,
         coalesce(p.queue_len, s.queue_len) AS queue_len, p.admitted, p.batch_is_full_before, s.batch_is_full,
         s.batch_is_full_pass, s.available, s.evictable, s.protected, s.pool_size, s.batch_tokens,
+        s.processed_tokens,
         len(s.retracted)::INTEGER AS retracted, coalesce(len(p.preempted), 0)::INTEGER AS preempted,
         e.evicted, CASE WHEN s.kind IN ('prefill', 'mixed') THEN s.forward_ns ELSE 0 END AS prefill_ns
     FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
@@ -104,9 +106,10 @@ FROM happened GROUP BY rank, rid HAVING arrive_ns IS NOT NULL
 _MEASURED = """
 CREATE TABLE measured AS
 WITH every AS (SELECT * FROM ended UNION ALL SELECT * FROM still_open), work AS (
-    SELECT rank, step, ns, end_ns, prefill_ns, prefill_before_ns, place FROM turns WHERE kind <> 'idle'
+    SELECT rank, step, pass, ns, end_ns, prefill_ns, prefill_before_ns, place FROM turns WHERE kind <> 'idle'
 ), timed AS (
     SELECT r.*, r.first_token_ns - r.arrive_ns AS ttft_ns, r.admit_ns - r.arrive_ns AS waited_ns,
+        CASE WHEN r.admit_ns <= a.end_ns THEN a.pass END AS admit_pass,
         CASE WHEN r.admit_ns <= a.end_ns AND r.first_token_ns <= f.end_ns AND f.place - a.place = f.step - a.step
             THEN f.prefill_before_ns - a.prefill_before_ns
                 + greatest(r.first_token_ns - (f.end_ns - f.prefill_ns), 0) END AS prefill_ns

@@ -6,22 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from crafted import Arrival, ask, play, prompt
+from diagnosis import found, the
 from schedscope.engine.config import SchedulerConfig
 from schedscope.recorder.hello import Detail
-from schedscope.recorder.run import Run
-from schedscope.replay.doctor import examine
-from schedscope.replay.finding import Finding, Severity
-
-
-def found(run: Run, detector: str) -> list[Finding]:
-    """What a detector says about a run."""
-    return [each for each in examine(run).findings if each.detector == detector]
-
-
-def the(run: Run, detector: str) -> Finding:
-    """Its only finding."""
-    (finding,) = found(run, detector)
-    return finding
+from schedscope.replay.finding import Severity
 
 
 def hot_and_cold(count: int) -> Iterable[Arrival]:
