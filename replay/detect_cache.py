@@ -177,12 +177,17 @@ def cold_prefix_storm(case: Case, *, requests: int = 8, tokens: int = 256) -> It
     for rank in case.ranks:
         rows = case.rows(
             """
-            SELECT l.pass, l.partner, count(*) AS requests, min(l.shared_len) AS tokens,
-                sum(CASE WHEN l.admitted THEN 0 ELSE t.until_ns - t.ns END) / 1e9 AS cost_s, any_value(t.ns) AS ns,
-                count(*) FILTER (l.admitted) AS beside
-            FROM looked l JOIN turns t ON t.rank = l.rank AND t.pass = l.pass
-            WHERE l.rank = $rank AND l.deprioritized AND l.partner IS NOT NULL AND l.shared_len >= $tokens
-            GROUP BY l.pass, l.partner HAVING count(*) >= $requests ORDER BY requests DESC, l.pass
+            WITH storms AS (
+                SELECT l.pass, l.partner, count(*) AS requests, min(l.shared_len) AS tokens,
+                    any_value(t.until_ns - t.ns) AS lasts_ns, count(*) FILTER (l.admitted) AS beside
+                FROM looked l JOIN turns t ON t.rank = l.rank AND t.pass = l.pass
+                WHERE l.rank = $rank AND l.deprioritized AND l.partner IS NOT NULL AND l.shared_len >= $tokens
+                GROUP BY l.pass, l.partner HAVING count(*) >= $requests
+            )
+            SELECT partner, max(requests) AS requests, max(tokens) AS tokens, count(*) AS passes, min(pass) AS pass,
+                sum(lasts_ns) / 1e9 AS lasts_s, sum(lasts_ns / 1e9 * (requests - beside)) AS cost_s,
+                sum(beside) AS beside
+            FROM storms GROUP BY partner ORDER BY cost_s DESC, partner
             """,
             rank=rank,
             requests=requests,
@@ -195,23 +200,28 @@ def cold_prefix_storm(case: Case, *, requests: int = 8, tokens: int = 256) -> It
             detector="cold_prefix_storm",
             severity=case.severity(cost, rank),
             rank=rank,
-            title=f"{worst['requests']} requests waited in pass {worst['pass']} for {worst['partner']} to compute a "
-            "cold "
-            f"prefix of {worst['tokens']:,} tokens"
-            + (f" ({worst['beside']} of them computed it beside it)" if worst["beside"] else ""),
+            title=f"{worst['requests']} requests over a cold prefix of {worst['tokens']:,} tokens were held back for "
+            f"{worst['partner']}, for {span(worst['lasts_s'])}"
+            + (f"; {worst['beside']} of them computed it beside it" if worst["beside"] else "")
+            + (f"; it happened with {plural(len(rows) - 1, 'other prefix')}" if len(rows) > 1 else ""),
             cost_s=cost,
             evidence=tuple(
-                Evidence(f"{row['requests']} requests over {row['tokens']:,} tokens", rank, row["pass"], row["partner"])
+                Evidence(
+                    f"{row['requests']} requests over {row['tokens']:,} tokens, in {plural(row['passes'], 'pass')}",
+                    rank,
+                    row["pass"],
+                    row["partner"],
+                )
                 for row in rows[:SHOWN]
             ),
             advice="Warm a prefix before its followers come (one request with max_new_tokens 1), or let the router "
-            "send "
-            "the first one ahead.",
+            "send the "
+            "first one ahead. If that one itself waits long, look at what it waits for: its followers wait with it.",
         )
 
 
 def duplicate_prefill(
-    case: Case, *, tokens: int = 256, share: float = 0.1, candidates: int = 8, shortest: int = 64
+    case: Case, *, tokens: int = 256, share: float = 0.02, candidates: int = 8, shortest: int = 64
 ) -> Iterator[Finding]:
     """Requests of one batch compute the same prefix side by side.
 
@@ -220,7 +230,7 @@ def duplicate_prefill(
 
     Args:
         tokens: computed twice, at least, all together.
-        share: of what those passes computed, at least.
+        share: of all that was computed, or of what those busiest passes computed, at least.
         candidates: passes whose tokens are compared, those that computed most.
         shortest: tokens that a request has to compute for it.
     """
@@ -263,6 +273,10 @@ def duplicate_prefill(
             rank=rank,
             passes=list(found),
         )["n"]
+        if marked:
+            computed = case.one(
+                "SELECT coalesce(sum(extend_len), 0) AS n FROM looked WHERE rank = $rank AND admitted", rank=rank
+            )["n"]
         if twice < share * computed:
             continue
         ordered = sorted(found.items(), key=lambda item: -sum(each.tokens for each in item[1]))
@@ -545,5 +559,6 @@ def sample_prompts(case: Case, rank: int) -> list[Prompt]:
     columns = [values_of(rows.column(name)) for name in ("rid", "extra_key", "cache_salt")]
     texts = packed_lists(rows.column("ids"))
     return [
-        Prompt(rid, namespace(extra, salt), text) for (rid, extra, salt), text in zip(zip(*columns), texts, strict=True)
+        Prompt(rid, namespace(extra, salt), text)
+        for (rid, extra, salt), text in zip(zip(*columns, strict=True), texts, strict=True)
     ][:_SAMPLE_PROMPTS]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.case import Case, Row
-from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, plural, span
+from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, span
 
 
 def starvation(
@@ -54,7 +54,7 @@ def starvation(
         evidence = []
         for row in rows[:SHOWN]:
             number = case.pass_before(rank, row["last_ns"])
-            words = f"overtaken {row['overtaken']} times in {span(row['waited_s'])}, the last time in pass {number}"
+            words = f"overtaken {row['overtaken']:,} times in {span(row['waited_s'])}, the last time in pass {number}"
             evidence.append(Evidence(words, rank, number, row["rid"]))
         worst, cost = rows[0], sum(row["waited_s"] - row["median_s"] for row in rows)
         others = f", and {len(rows) - 1} others fared alike" if len(rows) > 1 else ""
@@ -63,7 +63,8 @@ def starvation(
             detector="starvation",
             severity=case.severity(cost, rank, at_least=Severity.WARNING),
             rank=rank,
-            title=f"{worst['rid']} was overtaken {worst['overtaken']} times in {span(worst['waited_s'])} under {policy}"
+            title=f"{worst['rid']} was overtaken {worst['overtaken']:,} times in {span(worst['waited_s'])} under "
+            f"{policy}"
             f"{others}; the median wait is {span(worst['median_s'])}",
             cost_s=cost,
             evidence=tuple(evidence),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-
 SHOWN = 5
 """Pieces of evidence of a finding."""
 
@@ -96,4 +95,4 @@ def plural(count: int, noun: str) -> str:
     """A count with its noun."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count:,} {noun}{'es' if noun.endswith(('ss', 'ch')) else 's'}"
+    return f"{count:,} {noun}{'es' if noun.endswith(('ss', 'ch', 'x')) else 's'}"

@@ -77,18 +77,20 @@ FROM requests
 
 _WATCHED = """
 CREATE TABLE watched AS
-SELECT a.rank, a.rid, true AS open FROM events a ANTI JOIN ended e ON e.rank = a.rank AND e.rid = a.rid
-WHERE a.kind = 'arrive'
-UNION ALL SELECT rank, rid, false FROM ended WHERE retractions + preemptions > 0
+WITH came AS (SELECT rank, rid, count(*) AS times, max(seq) AS seq FROM events WHERE kind = 'arrive' GROUP BY rank, rid),
+went AS (SELECT rank, rid, count(*) AS times, sum(retractions + preemptions) AS lost FROM ended GROUP BY rank, rid)
+SELECT rank, rid, coalesce(came.times, 0) > coalesce(went.times, 0) AS open, came.seq FROM came FULL JOIN went
+USING (rank, rid) WHERE coalesce(went.lost, 0) > 0 OR coalesce(came.times, 0) > coalesce(went.times, 0)
 """
-"""Requests whose events are needed: those without a row yet, and those that were admitted more than once."""
+"""Requests whose events are needed: the last one of its rid has no row yet, or was admitted more than once.
+`seq`: its arrival."""
 
 _OPEN = """
 CREATE TABLE still_open AS
 WITH happened AS (
     SELECT e.rank, e.rid, e.kind, e.seq, e.tokens, e.detail, coalesce(t.ns, z.ns) AS ns,
         coalesce(t.end_ns, z.ns) AS end_ns
-    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid AND w.open
+    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid AND w.open AND e.seq >= w.seq
     LEFT JOIN turns t ON t.rank = e.rank AND t.step = e.step
     JOIN (SELECT rank, max(end_ns) AS ns FROM turns GROUP BY rank) z ON z.rank = e.rank
 )
@@ -100,7 +102,7 @@ SELECT rank, rid, max(tokens) FILTER (kind = 'arrive') AS prompt_tokens, NULL::B
     min(ns) FILTER (kind = 'admit') AS admit_ns, min(end_ns) FILTER (kind = 'first_token') AS first_token_ns,
     NULL::BIGINT AS finish_ns, count(*) FILTER (kind = 'retract')::INTEGER AS retractions,
     count(*) FILTER (kind = 'preempt')::INTEGER AS preemptions, NULL::VARCHAR AS end_reason, false AS ended
-FROM happened GROUP BY rank, rid HAVING arrive_ns IS NOT NULL
+FROM happened GROUP BY rank, rid
 """
 
 _MEASURED = """
@@ -124,7 +126,7 @@ _AGAIN = """
 CREATE TABLE again AS
 WITH happened AS (
     SELECT e.rank, e.rid, e.seq, e.step, e.pass, e.kind, e.tokens, e.detail,
-        max(e.tokens) FILTER (e.kind = 'arrive') OVER life AS prompt_tokens,
+        last_value(CASE WHEN e.kind = 'arrive' THEN e.tokens END IGNORE NULLS) OVER life AS prompt_tokens,
         last_value(CASE WHEN e.kind IN ('retract', 'preempt') THEN e.tokens END IGNORE NULLS) OVER life
             AS output_tokens,
         lag(e.kind) OVER life AS before, lag(e.step) OVER life AS lost_step

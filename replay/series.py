@@ -440,7 +440,7 @@ CREATE TABLE refused AS
 SELECT d.rank, d.pass, t.ns, d.reason, greatest(m.prompt_tokens - d.admit_prefix_len, 0) AS tokens
 FROM (SELECT rank, pass, rid, reason, admit_prefix_len FROM decisions WHERE result IS NOT NULL AND NOT admitted) d
 JOIN (SELECT rank, pass, ns FROM turns WHERE pass IS NOT NULL) t ON t.rank = d.rank AND t.pass = d.pass
-LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid
+ASOF LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid AND t.ns >= m.arrive_ns
 ORDER BY d.rank, t.ns
 """
 

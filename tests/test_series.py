@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crafted import Arrival, ask, play, prompt
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.engine.ordering import POLICIES
@@ -21,6 +22,7 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.series import Timeline, Window
+from schedscope.replay.summary import summarize
 from simulation import EVERYTHING, Workload, drive, record
 
 TIGHT = SchedulerConfig(
@@ -75,7 +77,8 @@ def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
         if row["first_token_ns"] is not None:
             times[window.bucket_of(row["first_token_ns"])].append((row["first_token_ns"] - row["arrive_ns"]) / 1e9)
     assert latency["first_tokens"] == [len(times[bucket]) for bucket in range(3)]
-    assert latency["ttft_p50"] == pytest.approx([statistics.median(times[bucket]) for bucket in range(3)])
+    for bucket, p50 in enumerate(latency["ttft_p50"]):
+        assert p50 == (pytest.approx(statistics.median(times[bucket])) if times[bucket] else None)
     cells = timeline.heat_map(window, rows=5)
     assert len(cells.edges_s) == 6
     counted: Counter[int] = Counter()
@@ -83,7 +86,7 @@ def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
         low, high = cells.edges_s[row] * (1 - 1e-9), cells.edges_s[row + 1] * (1 + 1e-9)
         assert sum(low <= time <= high for time in times[bucket]) >= requests > 0
         counted[bucket] += requests
-    assert counted == {bucket: len(found) for bucket, found in times.items()}
+    assert counted == {bucket: len(found) for bucket, found in times.items() if found}
 
 
 def test_what_a_bucket_was_made_of(tmp_path: Path) -> None:
@@ -185,6 +188,30 @@ def test_a_run_under_way_shows_requests_that_have_not_ended(tmp_path: Path) -> N
     assert load["cached_tokens"] == sum(first.values())
     with pytest.raises(RunNotFoundError, match="no step yet"):
         Timeline.open(Run.open(create_run(tmp_path, "empty")))
+
+
+def test_a_name_that_is_used_again_is_another_request(tmp_path: Path) -> None:
+    arrivals = [Arrival(at, ask("same", prompt(40 + int(at), 1), new=5)) for at in (0.0, 1.0)]
+    arrivals.append(Arrival(2.0, ask("same", prompt(42, 1), new=500)))
+    run = play(tmp_path, SchedulerConfig(), arrivals, until=3.0)
+    found = Timeline.open(run).find("same")
+    assert [each.arrive_ns // 10**9 for each in found] == [2, 1, 0]
+    assert [each.end_reason for each in found] == [None, "length", "length"]
+    load = Timeline.open(run).load(Timeline.open(run).window(buckets=1)).to_pylist()[0]
+    assert (load["admitted"], load["prompt_tokens"]) == (3, 40 + 41 + 42)
+    assert load["cached_tokens"] == 40 + 41
+
+
+def test_the_summary_of_a_run_says_the_same(tmp_path: Path) -> None:
+    run, timeline = _timeline(tmp_path)
+    window = timeline.window(buckets=1)
+    (load,), (latency,) = timeline.load(window).to_pylist(), timeline.latency(window).to_pylist()
+    summary = summarize(run)
+    assert summary.hit_rate == load["hit_rate"]
+    assert (summary.prompt_tokens, summary.cached_tokens) == (load["prompt_tokens"], load["cached_tokens"])
+    assert (summary.ttft_p50_s, summary.ttft_p99_s) == (latency["ttft_p50"], latency["ttft_p99"])
+    assert (summary.evicted_tokens, summary.retractions) == (load["evicted_tokens"], load["retractions"])
+    assert summary.requests == load["admitted"]
 
 
 def test_ranks_side_by_side(tmp_path: Path) -> None:
