@@ -181,8 +181,8 @@ class Case:
         if self.fixed is not None:
             raise SchedscopeError(self.fixed)
         replayer = self._replayer(rank)
-        for step, view in replayer.before_steps(number, steps):
-            yield step, decide(replace(view, batch_is_full=False), replayer.config)
+        for step, moment in replayer.before_steps(number, steps):
+            yield step, decide(replace(moment.view, batch_is_full=False), moment.config, moment.random_state)
 
     def _replayer(self, rank: int) -> Replayer:
         if rank not in self._replayers:

@@ -23,7 +23,8 @@ def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
     - `turns`: a row per step, with what its pass said: `ns` (its begin), `end_ns`, `kind`, `gate`, `pass`, `stop`,
       `active_policy`, `fallback`, `delayer_…`, `running`, `queue_len` (before admission), `admitted`, pools, and
       counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`;
-      `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it);
+      `prefill_ns` (the model's time for its batch, if that computed prompts: from the end of the batch before or from
+      when it got it, whichever is later) and `prefill_before_ns` (the sum of those before it);
       `lasts_ns` (until the next step begins) and `waiting` (requests that are left in the queue for so long);
       `until_ns` (when the next pass begins).
     - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns` (the last
@@ -47,7 +48,11 @@ _NOT_RECORDED = "SELECT NULL::INTEGER AS rank, NULL::BIGINT AS step, NULL::BIGIN
 
 _TURNS = """
 CREATE TABLE turns AS
-WITH evictions AS ({evicted}), known AS (
+WITH evictions AS ({evicted}), computed AS (
+    SELECT rank, committed AS step, least(forward_ns, end_ns - lag(end_ns, 1, 0) OVER (PARTITION BY rank ORDER BY step))
+        AS model_ns
+    FROM steps WHERE committed IS NOT NULL AND forward_ns IS NOT NULL
+), known AS (
     SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.now, s.kind, s.gate, s.count, s.pass, p.stop,
         p.active_policy, p.configured_policy, p.fallback, p.delayer_allow, p.delayer_reason, p.delayer_estimation,
         p.chunked_in, p.chunked_out, p.end_rem_total, p.decide_ns, s.forward_ns, s.running, s.queue_len AS waiting,
@@ -55,9 +60,11 @@ WITH evictions AS ({evicted}), known AS (
         s.batch_is_full_pass, s.available, s.evictable, s.protected, s.pool_size, s.batch_tokens,
         s.processed_tokens,
         len(s.retracted)::INTEGER AS retracted, coalesce(len(p.preempted), 0)::INTEGER AS preempted,
-        e.evicted, CASE WHEN s.kind IN ('prefill', 'mixed') THEN s.forward_ns ELSE 0 END AS prefill_ns
+        e.evicted, s.committed, CASE WHEN s.kind IN ('prefill', 'mixed') THEN coalesce(c.model_ns, 0) ELSE 0 END
+            AS prefill_ns
     FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
     LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
+    LEFT JOIN computed c ON c.rank = s.rank AND c.step = s.step
 )
 SELECT *,
     coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns,
@@ -65,7 +72,7 @@ SELECT *,
         max(end_ns) OVER (PARTITION BY rank)) AS until_ns,
     coalesce(sum(prefill_ns) OVER (loop ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT
         AS prefill_before_ns,
-    (sum(CASE WHEN kind = 'idle' THEN 0 ELSE 1 END) OVER loop)::BIGINT AS place
+    (sum(count) OVER (loop ROWS UNBOUNDED PRECEDING) - count)::BIGINT AS place
 FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
 """
 
@@ -77,8 +84,9 @@ FROM requests
 
 _WATCHED = """
 CREATE TABLE watched AS
-WITH came AS (SELECT rank, rid, count(*) AS times, max(seq) AS seq FROM events WHERE kind = 'arrive' GROUP BY rank, rid),
-went AS (SELECT rank, rid, count(*) AS times, sum(retractions + preemptions) AS lost FROM ended GROUP BY rank, rid)
+WITH came AS (
+    SELECT rank, rid, count(*) AS times, max(seq) AS seq FROM events WHERE kind = 'arrive' GROUP BY rank, rid
+), went AS (SELECT rank, rid, count(*) AS times, sum(retractions + preemptions) AS lost FROM ended GROUP BY rank, rid)
 SELECT rank, rid, coalesce(came.times, 0) > coalesce(went.times, 0) AS open, came.seq FROM came FULL JOIN went
 USING (rank, rid) WHERE coalesce(went.lost, 0) > 0 OR coalesce(came.times, 0) > coalesce(went.times, 0)
 """
@@ -108,13 +116,15 @@ FROM happened GROUP BY rank, rid
 _MEASURED = """
 CREATE TABLE measured AS
 WITH every AS (SELECT * FROM ended UNION ALL SELECT * FROM still_open), work AS (
-    SELECT rank, step, pass, ns, end_ns, prefill_ns, prefill_before_ns, place FROM turns WHERE kind <> 'idle'
+    SELECT t.rank, t.step, t.pass, t.ns, t.end_ns, t.prefill_before_ns, t.place,
+        c.prefill_ns AS last_ns, c.prefill_before_ns + c.prefill_ns AS done_ns
+    FROM turns t LEFT JOIN turns c ON c.rank = t.rank AND c.step = t.committed WHERE t.kind <> 'idle'
 ), timed AS (
     SELECT r.*, r.first_token_ns - r.arrive_ns AS ttft_ns, r.admit_ns - r.arrive_ns AS waited_ns,
         CASE WHEN r.admit_ns <= a.end_ns THEN a.pass END AS admit_pass,
         CASE WHEN r.admit_ns <= a.end_ns AND r.first_token_ns <= f.end_ns AND f.place - a.place = f.step - a.step
-            THEN f.prefill_before_ns - a.prefill_before_ns
-                + greatest(r.first_token_ns - (f.end_ns - f.prefill_ns), 0) END AS prefill_ns
+            THEN greatest(f.done_ns - least(f.end_ns - r.first_token_ns, f.last_ns) - a.prefill_before_ns, 0) END
+            AS prefill_ns
     FROM every r
     ASOF LEFT JOIN work a ON r.rank = a.rank AND r.admit_ns >= a.ns
     ASOF LEFT JOIN work f ON r.rank = f.rank AND r.first_token_ns >= f.ns

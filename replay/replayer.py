@@ -19,7 +19,6 @@ from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
-from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.decisions import append
 from schedscope.recorder.frame import Body, Rows, unpack
@@ -285,8 +284,11 @@ class Replayer:
             raise self._unreadable(str(error)) from None
         return self._look_at_open_pass(rebuild, number)
 
-    def before_steps(self, number: int, steps: Collection[int]) -> Iterator[tuple[int, View]]:
-        """What steps behind pass `number` could read, also those that a gate ended before a pass. Errors as `at`."""
+    def before_steps(self, number: int, steps: Collection[int]) -> Iterator[tuple[int, Moment]]:
+        """The scheduler just before some steps behind pass `number`, also those that a gate ended before a pass.
+
+        The number of such a moment is that of the pass that comes next. Errors as `at`.
+        """
         start = self.start_before(number)
         if start.pass_number > number:
             raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
@@ -298,7 +300,9 @@ class Replayer:
                     if turn.step > last:
                         return
                     if turn.step in steps and turn.kind != "idle":
-                        yield turn.step, rebuild.scheduler.look(turn.now, reports_of(turn))
+                        scheduler = rebuild.scheduler
+                        view = scheduler.look(turn.now, reports_of(turn))
+                        yield turn.step, Moment(scheduler.passes, view, scheduler.state.random_state, self.config)
                     rebuild.take(turn, script)
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None

@@ -132,13 +132,13 @@ def _turn(
         if not talks and not scheduler.busy:
             continue
         steps.append((scheduler, scheduler.step(now, tuple(reports[:rank] + reports[rank + 1 :]))))
-    batches = [step.batch for _, step in steps if step.batch is not None]
+    batches = [step.due for _, step in steps if step.due is not None]
     took = max(map(forward_s, batches), default=0.0)
     clock.ns = max(clock.ns, int((now + took) * 1e9))
     for scheduler, step in steps:
-        if step.batch is not None:
-            sampled, ends = _answers(step.batch, outputs)
-            scheduler.commit(step.batch, sampled, ends, now + took)
+        if step.due is not None:
+            sampled, ends = _answers(step.due, outputs)
+            scheduler.commit(step.due, sampled, ends, now + took)
     return took
 
 

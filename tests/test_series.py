@@ -290,18 +290,25 @@ def test_hit_rates_are_those_of_first_admissions_recounted_from_events(tmp_path:
         assert row["again_cached"] <= row["again_tokens"]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str) -> None:
-    """And the prefill part is the forwards that its own `admit` events name."""
-    run, timeline = _timeline(tmp_path, TIGHT.replace(schedule_policy=policy))
-    steps = {step["step"]: step for step in _steps(run)}
-    forwards: dict[str, list[int]] = defaultdict(list)
-    began: dict[str, int] = {}
+def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str, overlap: bool) -> None:
+    """And the prefill part is the model's time for the batches that its own `admit` events name."""
+    config = TIGHT.replace(schedule_policy=policy, disable_overlap_schedule=not overlap)
+    run, timeline = _timeline(tmp_path, config)
+    model: dict[int, tuple[int, int]] = {}
+    free_ns = 0
+    for step in _steps(run):
+        if step["committed"] is not None:
+            model[step["committed"]] = (max(step["end_ns"] - step["forward_ns"], free_ns), step["end_ns"])
+            free_ns = step["end_ns"]
+    batches: dict[str, list[int]] = defaultdict(list)
+    began: set[str] = set()
     for event in run.rows("events"):
         if event["kind"] == "admit" and event["rid"] not in began:
-            forwards[event["rid"]].append(event["step"])
+            batches[event["rid"]].append(event["step"])
         if event["kind"] == "first_token":
-            began[event["rid"]] = event["step"]
+            began.add(event["rid"])
     parts = timeline.request_parts()
     several = 0
     for row in parts.to_pylist():
@@ -309,8 +316,7 @@ def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str
             continue
         assert row["waited_ns"] + row["prefill_ns"] + row["scheduling_ns"] == row["ttft_ns"]
         assert min(row["waited_ns"], row["prefill_ns"], row["scheduling_ns"]) >= 0
-        own = [steps[number] for number in forwards[row["rid"]]]
+        own = [model[number] for number in batches[row["rid"]]]
         several += len(own) > 1
-        late = own[-1]["end_ns"] - row["first_token_ns"]
-        assert row["prefill_ns"] == sum(step["forward_ns"] for step in own) - late
+        assert row["prefill_ns"] == sum(min(end, row["first_token_ns"]) - begin for begin, end in own)
     assert several > 0
