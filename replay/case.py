@@ -1,4 +1,4 @@
-"""A run that is ready to be examined: its tables, its settings, and its passes to decide again."""
+"""A run, or a part of one, that is ready to be examined: its tables, its settings, its passes to decide again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 from schedscope.engine.config import FIELDS, SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.errors import ConfigError, SchedscopeError
+from schedscope.recorder.frame import Rows
+from schedscope.recorder.hello import Detail, Level
+from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
+from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.replay.finding import Severity
 from schedscope.replay.measures import measure
 from schedscope.replay.moment import Moment
@@ -32,21 +37,43 @@ class Case:
 
     - `looked`: the rows of `decisions` that admission looked at or that were held back. Empty where decisions are
       not recorded.
-
-    Args:
-        run: as it is now.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        detail: Detail,
+        configs: Mapping[int, Mapping[str, Any]],
+        run: Run | None,
+    ) -> None:
+        """Use `of_run` or `of_rows`."""
         self.run = run
-        self.level = run.manifest.detail.level
-        self._connection = run.connect()
+        """None: there is nothing but some rows."""
+        self.detail = detail
+        self.ranks = sorted(configs)
+        """Ranks that were recorded."""
+        self._configs = {rank: _config(recorded) for rank, recorded in configs.items()}
+        self._connection = connection
         self._connection.execute("SET preserve_insertion_order = false")
-        measure(run, self._connection)
+        measure(connection, detail.level)
         self._connection.execute(_LOOKED)
         self._made: dict[Hashable, Any] = {}
         self._replayers: dict[int, Replayer] = {}
         self._moments: OrderedDict[tuple[int, int], Moment] = OrderedDict()
+
+    @classmethod
+    def of_run(cls, run: Run) -> Case:
+        """A run as it is now. Raises RunFormatError."""
+        manifest = run.manifest
+        return cls(run.connect(), manifest.detail, {rank: manifest.config_of(rank) for rank in run.ranks}, run)
+
+    @classmethod
+    def of_rows(cls, rows: Rows, rank: int, config: Mapping[str, Any], detail: Detail) -> Case:
+        """What a rank recorded in a while; passes of it can't be decided again."""
+        connection = duckdb.connect()
+        for name, table in TABLES.items():
+            connection.register(name, to_arrow(table, rank, rows.get(name, ())))
+        return cls(connection, detail, {rank: config}, None)
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """What a query gives, with `$name` for each value."""
@@ -74,9 +101,19 @@ class Case:
     # ---- what is known ---------------------------------------------------------------------------------------
 
     @property
-    def ranks(self) -> list[int]:
-        """Ranks that were recorded."""
-        return self.run.ranks
+    def level(self) -> Level:
+        """How much was recorded."""
+        return self.detail.level
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What is missing."""
+        return [] if self.run is None else self.run.gaps
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the log tells what prompts share."""
+        return self.level != "steps" and self.detail.tokens != "none"
 
     @property
     def has_decisions(self) -> bool:
@@ -91,10 +128,6 @@ class Case:
     def config(self, rank: int) -> SchedulerConfig:
         """The settings of a rank's scheduler, as far as they are ours; defaults where they are not recorded."""
         return self._configs[rank]
-
-    @cached_property
-    def _configs(self) -> dict[int, SchedulerConfig]:
-        return {rank: _config(self.run.manifest.config_of(rank)) for rank in self.ranks}
 
     @cached_property
     def _totals(self) -> dict[int, Row]:
@@ -142,10 +175,11 @@ class Case:
     @cached_property
     def fixed(self) -> str | None:
         """Why nothing of it can be decided again; None: it can."""
-        detail = self.run.manifest.detail
-        if detail.level == "steps":
+        if self.run is None:
+            return "there is no run to decide passes of again"
+        if self.level == "steps":
             return "the run was recorded at level steps"
-        if detail.tokens == "none":
+        if self.detail.tokens == "none":
             return "the run was recorded with --tokens none"
         if self.one("SELECT count(*) AS n FROM views")["n"]:
             return "the run is of another scheduler than schedscope's own"
@@ -186,6 +220,7 @@ class Case:
 
     def _replayer(self, rank: int) -> Replayer:
         if rank not in self._replayers:
+            assert self.run is not None
             self._replayers[rank] = Replayer(self.run, rank)
         return self._replayers[rank]
 

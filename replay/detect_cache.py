@@ -525,7 +525,7 @@ def repeats(case: Case, rank: int) -> Repeats | None:
 
 def sample_prompts(case: Case, rank: int) -> list[Prompt]:
     """Some prompts that arrived in a row, from the middle of a run or all of a short one; none if not recorded."""
-    if case.run.manifest.detail.tokens == "none" or case.level == "steps":
+    if not case.has_tokens:
         return []
     bounds = case.one(
         f"""

@@ -10,7 +10,7 @@ from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, plural
 
 def lost_records(case: Case) -> Iterator[Finding]:
     """Records are missing, so findings may be incomplete."""
-    gaps = case.run.gaps
+    gaps = case.gaps
     if not gaps:
         return
     yield Finding(

@@ -8,9 +8,12 @@ from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.case import Case, Row
 from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, span
 
+_BADLY = 4.0
+"""Times the median wait that are bad whatever they cost."""
+
 
 def starvation(
-    case: Case, *, overtaken: int = 20, seconds: float = 1.0, times_median: float = 4.0, candidates: int = 200
+    case: Case, *, overtaken: int = 20, seconds: float = 1.0, times_median: float = 2.0, candidates: int = 200
 ) -> Iterator[Finding]:
     """Requests that many later ones were admitted before, and that waited far longer than others.
 
@@ -37,7 +40,7 @@ def starvation(
                 SELECT * FROM waits ORDER BY left_ns - arrive_ns DESC LIMIT $candidates
             )
             SELECT l.rid, (l.left_ns - l.arrive_ns) / 1e9 AS waited_s, count(*) AS overtaken,
-                max(o.admit_ns) AS last_ns, any_value(median.ns) / 1e9 AS median_s
+                quantile_disc(o.admit_ns, 0.5) AS middle_ns, any_value(median.ns) / 1e9 AS median_s
             FROM late l JOIN measured o ON o.rank = l.rank AND o.arrive_ns > l.arrive_ns AND o.admit_ns < l.left_ns
                 {urgent}, median
             WHERE l.left_ns - l.arrive_ns >= greatest($seconds * 1e9, $times * median.ns)
@@ -53,15 +56,15 @@ def starvation(
             continue
         evidence = []
         for row in rows[:SHOWN]:
-            number = case.pass_before(rank, row["last_ns"])
-            words = f"overtaken {row['overtaken']:,} times in {span(row['waited_s'])}, the last time in pass {number}"
-            evidence.append(Evidence(words, rank, number, row["rid"]))
+            words = f"overtaken {row['overtaken']:,} times in {span(row['waited_s'])}, half of them by then"
+            evidence.append(Evidence(words, rank, case.pass_before(rank, row["middle_ns"]), row["rid"]))
         worst, cost = rows[0], sum(row["waited_s"] - row["median_s"] for row in rows)
         others = f", and {len(rows) - 1} others fared alike" if len(rows) > 1 else ""
         policy = config.schedule_policy
+        badly = Severity.WARNING if worst["waited_s"] >= _BADLY * worst["median_s"] else Severity.NOTE
         yield Finding(
             detector="starvation",
-            severity=case.severity(cost, rank, at_least=Severity.WARNING),
+            severity=case.severity(cost, rank, at_least=badly),
             rank=rank,
             title=f"{worst['rid']} was overtaken {worst['overtaken']:,} times in {span(worst['waited_s'])} under "
             f"{policy}"

@@ -168,11 +168,11 @@ def examine(
 
     Raises RunFormatError for a run that can't be read, UsageError for a detector that fails.
     """
-    case = case or Case(run)
+    case = case or Case.of_run(run)
     found: list[Finding] = []
     examined, not_judged = [], {}
     for detector in detectors:
-        reason = _unjudged(case, detector)
+        reason = why_not(case, detector)
         if reason is not None:
             not_judged[detector.name] = reason
             continue
@@ -193,11 +193,11 @@ def _look(case: Case, detector: Detector, settings: Mapping[str, Any]) -> list[F
         raise UsageError(f"detector {detector.name} failed: {error!r}") from error
 
 
-def _unjudged(case: Case, detector: Detector) -> str | None:
-    """Why it has nothing to read; None: it has."""
+def why_not(case: Case, detector: Detector) -> str | None:
+    """Why a detector has nothing to read; None: it has."""
     if detector.needs == "passes" and case.level == "steps":
         return "passes are not recorded (--level passes)"
-    if detector.needs == "tokens" and (case.level == "steps" or case.run.manifest.detail.tokens == "none"):
+    if detector.needs == "tokens" and not case.has_tokens:
         return "tokens are not recorded (--tokens hashed or full), so what prompts share isn't known"
     if detector.needs in {"decisions", "evictions"} and not case.has_decisions:
         return "decisions are not recorded (--level decisions)"

@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 import duckdb
-from schedscope.recorder.run import Run
+from schedscope.recorder.hello import Level
 
 MEASURED = ("steps", "passes", "requests", "events")
 """Tables of the log that `measure` reads."""
 
 
-def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
-    """Add tables to a connection to the run (`Run.connect`), in memory:
+def measure(connection: duckdb.DuckDBPyConnection, level: Level) -> None:
+    """Add tables to a connection to a run (`Run.connect`) that was recorded at a level, in memory:
 
     - `turns`: a row per step, with what its pass said: `ns` (its begin), `end_ns`, `kind`, `gate`, `pass`, `stop`,
       `active_policy`, `fallback`, `delayer_…`, `running`, `queue_len` (before admission), `admitted`, pools, and
@@ -33,7 +33,6 @@ def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
     - `again`: a row per admission behind the first one: `ns`, `lost_ns` (when it lost its memory), `lost_as` (`retract`
       or `preempt`), `tokens` (its sequence), `output_tokens` (of those), `cached`.
     """
-    level = run.manifest.detail.level
     connection.execute(_TURNS.format(evicted=_EVICTED if level == "full" else _NOT_RECORDED))
     connection.execute(_ENDED)
     connection.execute(_WATCHED)

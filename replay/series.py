@@ -144,15 +144,22 @@ class Timeline:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, run: Run) -> Timeline:
-        """Condense a run; takes about a second per million requests. Raises RunFormatError, RunNotFoundError."""
+    def open(cls, run: Run, *, last_s: float | None = None) -> Timeline:
+        """Condense a run. Raises RunFormatError, RunNotFoundError.
+
+        Args:
+            last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
+                that came before and have not ended are left out. None: all of it; some seconds per million requests.
+        """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
-        measure(run, connection)
+        if last_s is not None:
+            _narrow(connection, int(last_s * 1e9))
+        measure(connection, level)
         connection.execute(_REFUSED)
         connection.execute(_LASTING)
         for view in (*MEASURED, "decisions"):
-            connection.execute(f"DROP VIEW {view}")
+            connection.execute(f"DROP VIEW main.{view} CASCADE")
         ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
         if not ranks:
             raise RunNotFoundError(f"run {run.where} has no step yet")
@@ -464,6 +471,33 @@ WITH came AS (SELECT rank, count(*) AS requests FROM measured GROUP BY rank)
 SELECT rank, min(ns), max(end_ns), min(pass), max(pass), count(pass), coalesce(any_value(requests), 0)
 FROM turns LEFT JOIN came USING (rank) GROUP BY rank ORDER BY rank
 """
+
+
+def _narrow(connection: duckdb.DuckDBPyConnection, last_ns: int) -> None:
+    """Let the tables of the log begin so long before their end."""
+    end = connection.execute("SELECT max(end_ns) FROM steps").fetchall()[0][0]
+    if end is None:
+        return
+    begin = end - last_ns
+    firsts = connection.execute(
+        f"SELECT rank, min(step), coalesce(min(pass), 0) FROM steps WHERE end_ns >= {begin} GROUP BY rank"
+    ).fetchall()
+    # The least of all ranks lets row groups be left out unread.
+    step = " OR ".join(f"(rank = {rank} AND step >= {first})" for rank, first, _ in firsts)
+    number = " OR ".join(f"(rank = {rank} AND pass >= {first})" for rank, _, first in firsts)
+    of_step = f"step >= {min(row[1] for row in firsts)} AND ({step})"
+    of_pass = f"pass >= {min(row[2] for row in firsts)} AND ({number})"
+    within = {
+        "steps": of_step,
+        "events": of_step,
+        "passes": of_pass,
+        "decisions": of_pass,
+        "requests": f"finish_ns >= {begin}",
+    }
+    connection.execute("CREATE SCHEMA recent")
+    for table, condition in within.items():
+        connection.execute(f"CREATE VIEW recent.{table} AS SELECT * FROM main.{table} WHERE {condition}")
+    connection.execute("SET search_path = 'recent,main'")
 
 
 def _values(window: Window) -> dict[str, Any]:

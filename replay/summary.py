@@ -60,7 +60,7 @@ def summarize(run: Run, *, most: int = 3) -> Summary:
         most: how many overtaken requests to name.
     """
     connection = run.connect()
-    measure(run, connection)
+    measure(connection, run.manifest.detail.level)
 
     def one(query: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] = connection.execute(query).fetchall()[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedscope.engine.batch import Batch
 from schedscope.engine.config import SchedulerConfig
@@ -17,7 +17,9 @@ from schedscope.engine.tokens import encode
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
+from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run
+from schedscope.recorder.sink import Sink
 from schedscope.recorder.tracer import RunTracer
 from simulation import EVERYTHING
 
@@ -67,28 +69,45 @@ def play(
     config: SchedulerConfig,
     arrivals: Iterable[Arrival],
     *,
-    name: str = "crafted",
+    ranks: int = 1,
+    detail: Detail = EVERYTHING,
+    limits: Limits = LIMITS,
+    clock: Callable[[], int] | None = None,
+    **script: Any,
+) -> Run:
+    """Record what comes of them.
+
+    Args:
+        clock: of the recorder; None: the script's own.
+        script: as `play_into`.
+    """
+    path = create_run(folder, "crafted")
+    described = Description(source=Source("simulation", "1"), config=config.to_dict())
+    sinks = [DirectSink(path, rank, described, limits, detail=detail, key=b"secret") for rank in range(ranks)]
+    play_into(sinks, config, arrivals, clock=clock, **script)
+    return Run.open(path)
+
+
+def play_into(
+    sinks: Sequence[Sink],
+    config: SchedulerConfig,
+    arrivals: Iterable[Arrival],
+    *,
+    clock: Callable[[], int] | None = None,
     aborts: Mapping[str, float] | None = None,
     outputs: Mapping[str, int] | None = None,
     until: float = 10_000.0,
-    ranks: int = 1,
-    detail: Detail = EVERYTHING,
-    clock: Callable[[], int] | None = None,
-) -> Run:
-    """Let them arrive and run until all have ended or nothing moves any more.
+) -> None:
+    """Let them arrive and run until all have ended or nothing moves any more, a rank for each sink.
 
     Args:
         aborts: when clients give up, by rid.
         outputs: tokens after which a request stops by itself, by rid; others use all they may.
         until: seconds after which the script ends.
-        clock: of the recorder; None: the script's own.
     """
-    path = create_run(folder, name)
     ticking = Clock()
     schedulers = []
-    for rank in range(ranks):
-        described = Description(source=Source("simulation", "1"), config=config.to_dict())
-        sink = DirectSink(path, rank, described, detail=detail, key=b"secret")
+    for sink in sinks:
         tracer = RunTracer(sink, checkpoint_every=50, clock_ns=clock or ticking)
         scheduler = Scheduler(config, tracer)
         tracer.attach(scheduler)
@@ -118,7 +137,6 @@ def play(
         now += took or STEP_S
     for _, tracer in schedulers:
         tracer.close()
-    return Run.open(path)
 
 
 def _turn(

@@ -10,17 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crafted import Arrival, ask, play, prompt
+from crafted import Arrival, ask, play, play_into, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import until
 from schedscope.cli.main import main
+from schedscope.cli.record import How
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.hello import Detail
-from schedscope.recorder.run import Run
+from schedscope.recorder.companion import Companion
+from schedscope.recorder.frame import Rows
+from schedscope.recorder.hello import Description, Detail
+from schedscope.recorder.manifest import create_run
+from schedscope.recorder.rank_log import Limits
+from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.schema import TABLES
+from schedscope.recorder.sink import open_sink
 from schedscope.replay.case import Case
 from schedscope.replay.doctor import BUILT_IN, examine, known_detectors, parse_thresholds, thresholds
 from schedscope.replay.finding import Finding, Severity
+from schedscope.replay.watch import DetectorWatch
 from simulation import record
 from test_simulated_runs import _config
 
@@ -44,7 +53,7 @@ def test_a_healthy_run_has_nothing_to_say(tmp_path: Path) -> None:
 def test_all_waiting_is_what_requests_spent_in_the_queue(tmp_path: Path) -> None:
     run = play(tmp_path, CROWDED, crowd(40))
     waited = sum(row["admit_ns"] - row["arrive_ns"] for row in run.rows("requests")) / 1e9
-    assert Case(run).waiting_s() == pytest.approx(waited, rel=1e-3)
+    assert Case.of_run(run).waiting_s() == pytest.approx(waited, rel=1e-3)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,6 +143,7 @@ def test_thresholds_are_set_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 OWN = '''
 from schedscope.replay.finding import Finding, Severity
+from schedscope.replay.watch import DetectorWatch
 
 
 def too_many_tenants(case, *, tenants=2):
@@ -209,3 +219,57 @@ def test_a_run_without_checkpoints_nearby_is_not_re_run_from_its_start(
     arrivals = [Arrival(0.01 * n, ask(f"r{n}", prompt(50, n + 1), new=50)) for n in range(60)]
     finding: Finding = examine(play(tmp_path, CROWDED, arrivals)).findings[0]
     assert finding.checked == () or all(each.trial.pass_number % 50 <= 2 for each in finding.checked)
+
+
+def test_a_detector_watches_what_is_recorded(tmp_path: Path) -> None:
+    """Journal by journal, as the flight recorder seals them."""
+    config = SchedulerConfig(max_total_tokens=600, schedule_conservativeness=0.02, new_token_ratio_decay_steps=10)
+    talkers = [Arrival(0.05 * n, ask(f"r{n}", prompt(20, n + 1), new=150)) for n in range(60)]
+    storm, calm = (
+        play(tmp_path, each, talkers, limits=Limits(passes=10**9))
+        for each in (config, config.replace(schedule_conservativeness=1.4))
+    )
+    watch = DetectorWatch("doctor: retraction_storm", storm.manifest.detail)
+    assert watch.check(_rows(storm), 3, config.to_dict()) is not None
+    reason = watch.check(_rows(storm), 3, config.to_dict())
+    assert reason is not None
+    assert reason.startswith("doctor: retraction_storm: ")
+    assert "retractions for 60 admitted requests" in reason
+    assert watch.check(_rows(calm), 3, config.to_dict()) is None
+    assert watch.check({}, 0, {}) is None
+    for text, said in (("doctor: storm", "no such detector"), ("doctor: thrashing_pool", "could never go off")):
+        with pytest.raises(UsageError, match=said):
+            DetectorWatch(text, Detail())
+
+
+def _rows(run: Run) -> Rows:
+    """What its journal held."""
+    names = {name: table.names[1:] for name, table in TABLES.items()}
+    return {name: [tuple(row[key] for key in keys) for row in run.rows(name)] for name, keys in names.items()}
+
+
+def test_every_detector_can_watch(tmp_path: Path) -> None:
+    run = play(tmp_path, CROWDED, crowd(60))
+    rows = _rows(run)
+    went_off = [
+        detector.name
+        for detector in BUILT_IN
+        if DetectorWatch(f"doctor: {detector.name}", run.manifest.detail).check(rows, 0, CROWDED.to_dict())
+    ]
+    assert went_off == ["budget_limit"]
+
+
+def test_a_recorder_keeps_what_a_detector_finds(tmp_path: Path) -> None:
+    """The real companion, sealer and flight recorder."""
+    options = How(keep="1h", keep_when=["doctor: budget_limit"], keep_after=0.0).options()
+    run_dir = create_run(tmp_path, "watched")
+    with Companion.start(run_dir, options) as companion:
+        described = Description(config=CROWDED.to_dict())
+        sink = open_sink(0, described, environ={**os.environ, **companion.environment()})
+        assert sink is not None
+        play_into([sink], CROWDED, crowd(60))
+        until(lambda: len(find_runs(tmp_path)) == 2)
+    (kept,) = [info for info in find_runs(tmp_path) if info.name == "watched-kept"]
+    reason = Run.open(kept.path).manifest.kept
+    assert reason is not None
+    assert reason.reason.startswith("doctor: budget_limit: --max-running-requests 2 kept requests waiting")

@@ -190,6 +190,23 @@ def test_a_run_under_way_shows_requests_that_have_not_ended(tmp_path: Path) -> N
         Timeline.open(Run.open(create_run(tmp_path, "empty")))
 
 
+def test_the_end_of_a_run_alone(tmp_path: Path) -> None:
+    arrivals = [Arrival(0.1 * n, ask(f"r{n}", prompt(50, n + 1), new=10), n % 2) for n in range(200)]
+    run = play(tmp_path, SchedulerConfig(), arrivals, ranks=2)
+    whole, end = Timeline.open(run), Timeline.open(run, last_s=5.0)
+    assert 4.9e9 < end.extent.last_ns - end.extent.first_ns < 5.1e9
+    assert end.extent.last_ns == whole.extent.last_ns
+    window = end.window(buckets=5)
+    assert end.load(window).equals(whole.load(window))
+    assert end.shares("stop", window).equals(whole.shares("stop", window))
+    parts = end.latency(window)
+    assert parts.drop_columns(["prefill_mean", "scheduling_mean"]).equals(
+        whole.latency(window).drop_columns(["prefill_mean", "scheduling_mean"])
+    )
+    assert len(end.find("", most=1000)) < 60 < len(whole.find("", most=1000))
+    assert Timeline.open(run, last_s=10_000.0).extent == whole.extent
+
+
 def test_a_name_that_is_used_again_is_another_request(tmp_path: Path) -> None:
     arrivals = [Arrival(at, ask("same", prompt(40 + int(at), 1), new=5)) for at in (0.0, 1.0)]
     arrivals.append(Arrival(2.0, ask("same", prompt(42, 1), new=500)))
