@@ -85,7 +85,9 @@ def doctor(
 def _show(run: Run, found: Examination) -> None:
     console.print(Text(printable(run.where), style="bold"), soft_wrap=True)
     console.print(
-        f"recorded for {span(found.lasts_s)}; its requests waited {span(found.waiting_s)} in the queue, all together",
+        f"recorded for {span(found.lasts_s)}; {plural(found.requests, 'request')} waited {span(found.waiting_s)} in "
+        "the "
+        "queue, all together",
         markup=False,
     )
     for number, finding in enumerate(found.findings, start=1):
@@ -186,6 +188,7 @@ def _json(run: Run, found: Examination) -> dict[str, Any]:
         "status": run.status,
         "waiting_s": found.waiting_s,
         "lasts_s": found.lasts_s,
+        "requests": found.requests,
         "worst": found.worst,
         "findings": [_finding_json(each) for each in found.findings],
         "examined": list(found.examined),

@@ -22,6 +22,7 @@ from schedscope.replay.finding import Severity
 from schedscope.replay.measures import measure
 from schedscope.replay.moment import Moment
 from schedscope.replay.replayer import Replayer
+from schedscope.replay.source import is_observed
 
 Row = dict[str, Any]
 
@@ -181,8 +182,6 @@ class Case:
             return "the run was recorded at level steps"
         if self.detail.tokens == "none":
             return "the run was recorded with --tokens none"
-        if self.one("SELECT count(*) AS n FROM views")["n"]:
-            return "the run is of another scheduler than schedscope's own"
         return None
 
     def pass_before(self, rank: int, ns: int) -> int | None:
@@ -215,6 +214,8 @@ class Case:
         if self.fixed is not None:
             raise SchedscopeError(self.fixed)
         replayer = self._replayer(rank)
+        if is_observed(replayer.run.manifest):
+            raise SchedscopeError("of a server that was watched, only passes are sure to be as they were")
         for step, moment in replayer.before_steps(number, steps):
             yield step, decide(replace(moment.view, batch_is_full=False), moment.config, moment.random_state)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.case import Case, Row
-from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, span
+from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, plural, span
 
 _BADLY = 4.0
 """Times the median wait that are bad whatever they cost."""
@@ -118,7 +118,8 @@ def never_fits(case: Case, *, passes: int = 3) -> Iterator[Finding]:
             severity=Severity.CRITICAL,
             rank=rank,
             title=f"{rid} can never fit: it needs {row['need']:,.0f} tokens, and with nothing running there are "
-            f"{row['have']:,.0f} (it must need less)" + (f"; up to {behind} others wait behind it" if behind else ""),
+            f"{row['have']:,.0f} (it must need less)"
+            + (f"; up to {plural(behind, 'other request')} waited behind it" if behind else ""),
             cost_s=row["cost_s"],
             evidence=(
                 Evidence(
@@ -152,6 +153,7 @@ def blocked_head(case: Case, *, seconds: float = 0.5, share: float = 0.05, candi
                 SELECT l.rid, l.pass, t.end_rem_total AS have, t.ns, t.until_ns, t.waiting
                 FROM looked l JOIN turns t ON t.rank = l.rank AND t.pass = l.pass
                 WHERE l.rank = $rank AND l.reason LIKE 'memory%' AND NOT l.admitted AND t.waiting > 1
+                    AND t.running > 0
             ), blockers AS (
                 SELECT rid FROM blocked GROUP BY rid HAVING sum(until_ns - ns) >= $seconds * 1e9
                 ORDER BY sum((until_ns - ns) * (waiting - 1)) DESC LIMIT $candidates
@@ -184,13 +186,14 @@ def blocked_head(case: Case, *, seconds: float = 0.5, share: float = 0.05, candi
             detector="blocked_head",
             severity=case.severity(cost, rank),
             rank=rank,
-            title=f"{worst['rid']} didn't fit for {span(worst['lasts_s'])}, while up to {worst['fitting']} smaller "
-            "requests "
-            "behind it would have" + (f"; {len(rows) - 1} others blocked the queue alike" if len(rows) > 1 else ""),
+            title=f"{worst['rid']} didn't fit for {span(worst['lasts_s'])}, while up to "
+            f"{plural(worst['fitting'], 'smaller request')} behind it would have"
+            + (f"; {plural(len(rows) - 1, 'other request')} blocked the queue alike" if len(rows) > 1 else ""),
             cost_s=cost,
             evidence=tuple(
                 Evidence(
-                    f"refused in {row['passes']} passes in which others would have fitted, up to {row['fitting']}",
+                    f"refused in {plural(row['passes'], 'pass')} in which up to {row['fitting']} behind it would "
+                    "have fitted",
                     rank,
                     row["worst_pass"],
                     row["rid"],

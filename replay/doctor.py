@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
 from schedscope.engine.decision import Plan
-from schedscope.engine.errors import SchedscopeError, UsageError
+from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
 from schedscope.recorder.run import Run
 from schedscope.replay.case import Case
 from schedscope.replay.detect_cache import (
@@ -108,6 +108,8 @@ class Examination:
     """All waiting in the run: what its requests spent in the queue, together, seconds."""
     lasts_s: float
     """How long the run was recorded, seconds."""
+    requests: int
+    """That came."""
 
     @property
     def worst(self) -> Severity | None:
@@ -166,8 +168,11 @@ def examine(
         check: whether to try what they advise on recorded passes.
         case: of this run, if it is already there.
 
-    Raises RunFormatError for a run that can't be read, UsageError for a detector that fails.
+    Raises RunNotFoundError for a run in which nothing was recorded, RunFormatError for one that can't be read,
+    UsageError for a detector that fails.
     """
+    if not run.ranks:
+        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
     case = case or Case.of_run(run)
     found: list[Finding] = []
     examined, not_judged = [], {}
@@ -181,7 +186,8 @@ def examine(
     found.sort(key=lambda each: (each.severity.rank, -each.cost_s, each.detector, each.rank or 0))
     if check:
         found = [_tried(case, finding) for finding in found]
-    return Examination(tuple(found), tuple(examined), not_judged, case.waiting_s(), case.lasts_s())
+    requests: int = case.one("SELECT count(*) AS n FROM measured")["n"]
+    return Examination(tuple(found), tuple(examined), not_judged, case.waiting_s(), case.lasts_s(), requests)
 
 
 def _look(case: Case, detector: Detector, settings: Mapping[str, Any]) -> list[Finding]:

@@ -355,19 +355,31 @@ class Timeline:
             known = extents.get(gap.rank)
             if known is None or window.rank not in (None, gap.rank):
                 continue
-            times = {
-                row["pass"]: (row["ns"], row["end_ns"])
-                for row in self._ask(
-                    "SELECT pass, ns, end_ns FROM turns WHERE rank = ? AND pass IN (?, ?)",
-                    [gap.rank, gap.after_pass, gap.before_pass],
-                ).to_pylist()
-            }
-            begin = known.first_ns if gap.after_pass is None else times.get(gap.after_pass, (0, known.last_ns))[1]
-            end = known.last_ns if gap.before_pass is None else times.get(gap.before_pass, (known.last_ns, 0))[0]
+            begin, end = self._gap_times(gap, known)
             if end >= window.begin_ns and begin < window.end_ns:
                 reach = (gap.after_pass, gap.before_pass)
-                found.append(Stretch(gap.rank, gap.reason, begin, max(begin, end), *reach, gap.frames))
+                found.append(Stretch(gap.rank, gap.reason, begin, end, *reach, gap.frames))
         return found
+
+    def _gap_times(self, gap: Gap, known: RankExtent) -> tuple[int, int]:
+        """Between the recorded passes around it, or closer, where numbers of steps are missing there."""
+        around = self._ask(
+            "SELECT max(end_ns) FILTER (pass <= $after) AS begin_ns, min(ns) FILTER (pass >= $before) AS end_ns "
+            "FROM turns WHERE rank = $rank",
+            {"rank": gap.rank, "after": gap.after_pass, "before": gap.before_pass},
+        ).to_pylist()[0]
+        begin, end = around["begin_ns"] or known.first_ns, around["end_ns"] or known.last_ns
+        hole = self._ask(
+            """
+            WITH told AS (
+                SELECT end_ns AS begin_ns, step + count AS expected, lead(step) OVER loop AS step,
+                    lead(ns) OVER loop AS end_ns
+                FROM turns WHERE rank = $rank AND end_ns >= $begin AND ns <= $end WINDOW loop AS (ORDER BY step)
+            ) SELECT min(begin_ns) AS begin_ns, max(end_ns) AS end_ns FROM told WHERE step <> expected
+            """,
+            {"rank": gap.rank, "begin": begin, "end": end},
+        ).to_pylist()[0]
+        return (begin, max(begin, end)) if hole["begin_ns"] is None else (hole["begin_ns"], hole["end_ns"])
 
     def heat_map(self, window: Window, *, rows: int = 24) -> HeatMap:
         """Times to first token in `rows` rows of equal ratio, from the shortest to the longest in the window."""

@@ -105,7 +105,10 @@ def test_exit_codes_gate_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "it would admit 4 instead of 2" in told
     assert "schedscope replay pass" in told
     assert main(["doctor", "--run", str(calm)]) == 0
-    assert "Nothing found by" in capsys.readouterr().out
+    assert "1 request waited" in (told := capsys.readouterr().out)
+    assert "Nothing found by" in told
+    assert main(["doctor", "--run", str(create_run(tmp_path, "empty"))]) == 5
+    assert "nothing was recorded" in capsys.readouterr().err
 
 
 def test_json_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from crafted import Arrival, ask, play, prompt
 from schedscope.engine.config import SchedulerConfig
@@ -17,7 +19,7 @@ from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.tokens import encode
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Level
-from schedscope.recorder.manifest import create_run
+from schedscope.recorder.manifest import create_run, update_manifest
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
@@ -124,6 +126,37 @@ def test_stretches_cover_what_they_name_and_no_more(tmp_path: Path) -> None:
     assert (len(two.longest), two.others) == (2, len(found.longest) - 2)
     gates = timeline.stretches("gate", window)
     assert sum(each.total or 0 for each in gates.longest) == sum(step["gate"] is not None for step in _steps(run))
+
+
+def test_gaps_lie_between_the_passes_around_them(tmp_path: Path) -> None:
+    path = record(tmp_path, TIGHT, seed=26, requests=70, limits=Limits(passes=5))
+    lost = sorted((path / "rank=0").glob("*.p*"))[3]
+    shutil.rmtree(lost)
+    update_manifest(path, lambda manifest: msgspec.structs.replace(manifest, status="recording"))
+    run = Run.open(path)
+    timeline = Timeline.open(run)
+    (gap,) = timeline.stretches("gap", timeline.window()).longest
+    assert (gap.what, gap.first_pass, gap.last_pass) == ("lost", 14, 20)
+    steps = _steps(run)
+    behind = next(i for i, step in enumerate(steps) if i and step["step"] > steps[i - 1]["step"] + 1)
+    assert gap.begin_ns == steps[behind - 1]["end_ns"]
+    assert gap.end_ns == steps[behind]["start_ns"]
+    before = timeline.window(end_ns=gap.begin_ns - 10)
+    assert timeline.stretches("gap", before).longest == ()
+    parts = timeline.request_parts().to_pylist()
+    over = [row for row in parts if row["admit_ns"] is not None and row["admit_ns"] < gap.begin_ns]
+    assert all(row["prefill_ns"] is None for row in over if (row["first_token_ns"] or 0) > gap.end_ns)
+
+
+def test_what_the_delayer_said(tmp_path: Path) -> None:
+    config = SchedulerConfig(enable_prefill_delayer=True, dp_size=2, max_running_requests=8)
+    lonely = [Arrival(0.1 * n, ask(f"r{n}", prompt(20, n + 1), new=30)) for n in range(10)]
+    run = play(tmp_path, config, lonely, ranks=2)
+    timeline = Timeline.open(run)
+    shares = timeline.shares("delayer", timeline.window(buckets=1, rank=0)).to_pylist()
+    said = Counter(row["delayer_reason"] for row in run.rows("passes", 0) if row["delayer_reason"])
+    assert {row["what"]: row["count"] for row in shares} == said
+    assert said["delay"] > 0
 
 
 def test_windows_by_time_and_by_pass(tmp_path: Path) -> None:
