@@ -86,8 +86,7 @@ def _show(run: Run, found: Examination) -> None:
     console.print(Text(printable(run.where), style="bold"), soft_wrap=True)
     console.print(
         f"recorded for {span(found.lasts_s)}; {plural(found.requests, 'request')} waited {span(found.waiting_s)} in "
-        "the "
-        "queue, all together",
+        "the queue, all together",
         markup=False,
     )
     for number, finding in enumerate(found.findings, start=1):

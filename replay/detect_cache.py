@@ -59,14 +59,13 @@ def queue_too_long(case: Case, *, share: float = 0.05, lost: float = 0.05, times
             detector="queue_too_long",
             severity=case.severity(cost, rank, at_least=Severity.WARNING),
             rank=rank,
-            title=f"{config.schedule_policy} fell back to the order of arrival {plural(row['times'], 'time')}, in "
+            title=f"{config.schedule_policy} gave up sorting {plural(row['times'], 'time')}, in "
             f"{part:.0%} of passes: more than {config.waiting_queue_prefix_match_max} requests waited, up to "
             f"{row['longest']}; {'nearly always' if always else rates}",
             cost_s=cost,
             evidence=(Evidence(f"{row['fell']} of {row['passes']} passes fell back", rank, row["worst_pass"]),),
             advice=f"Keep the queue of a rank below {config.waiting_queue_prefix_match_max} (--max-queued-requests, "
-            "more "
-            "ranks, a router that holds requests back), or take a policy that never falls back: dfs-weight, "
+            "more ranks, a router that holds requests back), or take a policy that never falls back: dfs-weight, "
             "shortest-prefill-first.",
             trials=tuple(
                 Trial(rank, row["worst_pass"], {"schedule_policy": other}, "finds_more")
@@ -88,8 +87,7 @@ def silent_fallback(case: Case) -> Iterator[Finding]:
             severity=Severity.WARNING,
             rank=row["rank"],
             title=f"{asked} was asked for and {row['active']} ran, in {plural(row['passes'], 'pass')}: the prefix "
-            "cache is "
-            "off, and the server doesn't say so",
+            "cache is off, and the server doesn't say so",
             cost_s=0.0,
             evidence=(Evidence("the first such pass", row["rank"], row["first_pass"]),),
             advice="Drop --disable-radix-cache, or ask for fcfs so that what is configured is what runs.",
@@ -146,8 +144,7 @@ def held_back(case: Case, *, seconds: float = 1.0, share: float = 0.02, ratio: f
             severity=case.severity(cost, rank),
             rank=rank,
             title=f"holding back {plural(row['requests'], 'duplicate')} let others go first for "
-            f"{span(row['cost_s'])}, and "
-            f"saved {row['saved']:,} tokens, worth {span(saved_s)}",
+            f"{span(row['cost_s'])}, and saved {row['saved']:,} tokens, worth {span(saved_s)}",
             cost_s=cost,
             evidence=tuple(
                 Evidence(
@@ -159,8 +156,7 @@ def held_back(case: Case, *, seconds: float = 1.0, share: float = 0.02, ratio: f
                 for each in worst
             ),
             advice="Hold back less: raise IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD to the length of a prefix "
-            "that is "
-            "worth a wait, or turn it off with IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD=-1.",
+            "that is worth a wait, or turn it off with IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD=-1.",
             trials=tuple(Trial(rank, each["pass"], settings, "moves_up", each["rid"]) for each in worst[:2]),
         )
 
@@ -215,8 +211,8 @@ def cold_prefix_storm(case: Case, *, requests: int = 8, tokens: int = 256) -> It
                 for row in rows[:SHOWN]
             ),
             advice="Warm a prefix before its followers come (one request with max_new_tokens 1), or let the router "
-            "send the "
-            "first one ahead. If that one itself waits long, look at what it waits for: its followers wait with it.",
+            "send the first one ahead. If that one itself waits long, look at what it waits for: its followers wait "
+            "with it.",
         )
 
 
@@ -291,8 +287,7 @@ def duplicate_prefill(
             evidence=tuple(
                 Evidence(
                     f"{plural(len(same), 'request')} computed {sum(each.tokens for each in same):,} tokens that "
-                    "another one "
-                    "of the batch computed",
+                    "another one of the batch computed",
                     rank,
                     at,
                     same[0].rid,
@@ -300,9 +295,8 @@ def duplicate_prefill(
                 for at, same in ordered[:SHOWN]
             ),
             advice="Send one request of a new prefix ahead of its followers. Where duplicates are held back, they "
-            "are still "
-            "admitted into room that is left: fewer requests a pass (--prefill-max-requests) leaves them for the "
-            "next one.",
+            "are still admitted into room that is left: fewer requests a pass (--prefill-max-requests) leaves them "
+            "for the next one.",
         )
 
 
@@ -360,8 +354,8 @@ def evicted_before_use(case: Case, *, tokens: int = 32, share: float = 0.02, lea
                 for row in rows[:SHOWN]
             ),
             advice="Admit what is cached before it goes (--schedule-policy lpm), leave more of the pool to the cache "
-            "(lower "
-            "--max-running-requests, more memory), or evict by another rule (--radix-eviction-policy slru or lfu).",
+            "(lower --max-running-requests, more memory), or evict by another rule (--radix-eviction-policy slru or "
+            "lfu).",
         )
 
 
@@ -409,9 +403,8 @@ def thrashing_pool(case: Case, *, lost: float = 0.2, turnovers: float = 2.0) -> 
             cost_s=found.cost_s,
             evidence=(_sampled(found, rank),),
             advice="More memory for the pool (--mem-fraction-static, or more ranks behind a router that sends a "
-            "prefix to "
-            "the same one), fewer --max-running-requests, or --schedule-policy lpm, which uses prefixes while they are "
-            "there.",
+            "prefix to the same one), fewer --max-running-requests, or --schedule-policy lpm, which uses prefixes "
+            "while they are there.",
             trials=_sort_by_cache(case, found, rank),
         )
 
@@ -434,8 +427,7 @@ def low_hit_rate(case: Case, *, lost: float = 0.2, turnovers: float = 2.0) -> It
             why = f" (page size {config.page_size})" if config.page_size > 1 else ""
             advice = (
                 "Requests of a prefix may run side by side before it is cached (see duplicate_prefill), pages may be "
-                "too "
-                f"long for what they share (--page-size {config.page_size}), or the cache is flushed."
+                f"too long for what they share (--page-size {config.page_size}), or the cache is flushed."
             )
         yield Finding(
             detector="low_hit_rate",
@@ -464,8 +456,7 @@ def apart_by_namespace(case: Case, *, lost: float = 0.3) -> Iterator[Finding]:
             severity=Severity.NOTE,
             rank=rank,
             title=f"{found.anyway:.0%} of prompt tokens repeat, but only {found.rate:.0%} in the same namespace: "
-            "extra_key "
-            "or cache_salt keeps the others apart",
+            "extra_key or cache_salt keeps the others apart",
             cost_s=0.0,
             evidence=(_sampled(found, rank),),
             advice="If that is not for privacy, send the same cache_salt and extra_key for what may be shared.",
@@ -494,8 +485,8 @@ def repeats(case: Case, rank: int) -> Repeats | None:
         return None
     there, anyway = reuse(prompts).rate, reuse(prompts, apart=False).rate
     sampled = case.one(
-        "SELECT sum(cached_tokens) / sum(prompt_tokens) AS rate FROM measured "
-        "WHERE rank = $rank AND admit_ns IS NOT NULL AND rid IN (SELECT unnest($rids))",
+        "SELECT sum(cached_tokens) / sum(prompt_tokens) AS rate FROM measured WHERE rank = $rank AND admit_ns IS NOT "
+        "NULL AND rid IN (SELECT unnest($rids))",
         rank=rank,
         rids=[each.rid for each in prompts],
     )["rate"]

@@ -85,8 +85,7 @@ def dead_metrics(case: Case, *, steps: int = 50) -> Iterator[Finding]:
                 for fault in faults
             ),
             advice="Don't trust times, rates and findings that rest on them. Look at the version of the server and "
-            "of the "
-            "recorder (schedscope inspect).",
+            "of the recorder (schedscope inspect).",
         )
 
 

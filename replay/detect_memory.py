@@ -45,8 +45,7 @@ def retraction_storm(case: Case, *, retractions: int = 10, share: float = 0.1) -
             severity=case.severity(row["cost_s"], rank, at_least=Severity.WARNING),
             rank=rank,
             title=f"{plural(row['retractions'], 'retraction')} for {plural(row['admitted'], 'admitted request')}: "
-            "decoding "
-            f"ran out of memory in {plural(row['steps'], 'step')}"
+            f"decoding ran out of memory in {plural(row['steps'], 'step')}"
             + (f", and {row['lost']:,} tokens were computed again" if case.has_decisions else ""),
             cost_s=row["cost_s"],
             evidence=tuple(
@@ -55,8 +54,8 @@ def retraction_storm(case: Case, *, retractions: int = 10, share: float = 0.1) -
                 )
                 for each in worst
             ),
-            advice=f"Raise --schedule-conservativeness (it is {config.schedule_conservativeness:g}), so that admission "
-            "reserves more for outputs; or lower --max-running-requests.",
+            advice=f"Raise --schedule-conservativeness (it is {config.schedule_conservativeness:g}), so that "
+            "admission reserves more for outputs; or lower --max-running-requests.",
             unchecked=_SHAPED,
         )
 
@@ -98,16 +97,15 @@ def repeated_victims(case: Case, *, times: int = 3) -> Iterator[Finding]:
             evidence=tuple(
                 Evidence(
                     f"{row['retractions']} retractions, {row['preemptions']} preemptions; {span(row['cost_s'])} back "
-                    "in the "
-                    "queue",
+                    "in the queue",
                     rank,
                     row["pass"],
                     row["rid"],
                 )
                 for row in rows[:SHOWN]
             ),
-            advice="Retraction takes those with the least output first, so whoever was retracted is taken again: raise "
-            f"--schedule-conservativeness (it is {config.schedule_conservativeness:g})."
+            advice="Retraction takes those with the least output first, so whoever was retracted is taken again: "
+            f"raise --schedule-conservativeness (it is {config.schedule_conservativeness:g})."
             if retracted
             else "Raise --priority-scheduling-preemption-threshold (it is "
             f"{config.priority_scheduling_preemption_threshold}), or --disable-priority-preemption.",
@@ -141,8 +139,8 @@ def pointless_preemption(case: Case, *, times: int = 1) -> Iterator[Finding]:
             severity=case.severity(cost, rank, at_least=Severity.WARNING),
             rank=rank,
             title=f"{plural(sum(row['victims'] for row in rows), 'running request')} pushed out for requests that "
-            "were not "
-            f"admitted then: {worst['rid']} was refused ({worst['reason']}) although {worst['victim']} had made room",
+            f"were not admitted then: {worst['rid']} was refused ({worst['reason']}) although {worst['victim']} had "
+            "made room",
             cost_s=cost,
             evidence=tuple(
                 Evidence(
@@ -155,8 +153,7 @@ def pointless_preemption(case: Case, *, times: int = 1) -> Iterator[Finding]:
                 for row in rows[:SHOWN]
             ),
             advice="Upstream counts a request that was never looked at as if it had no prompt, so it frees too "
-            "little: raise "
-            "--priority-scheduling-preemption-threshold, or --disable-priority-preemption.",
+            "little: raise --priority-scheduling-preemption-threshold, or --disable-priority-preemption.",
             trials=(
                 Trial(rank, worst["pass"], {"priority_scheduling_preemption_threshold": str(higher)}, "preempts_less"),
                 Trial(rank, worst["pass"], {"disable_priority_preemption": "true"}, "preempts_less"),
@@ -196,8 +193,8 @@ def excessive_preemption(case: Case, *, preemptions: int = 10, share: float = 0.
             + (f"; {row['lost']:,} tokens were computed again" if case.has_decisions else ""),
             cost_s=row["cost_s"],
             evidence=(Evidence(f"{plural(row['worst'], 'victim')} at once", rank, row["worst_pass"]),),
-            advice=f"Raise --priority-scheduling-preemption-threshold (it is {threshold}) above the steps between your "
-            "priorities, or --disable-priority-preemption.",
+            advice=f"Raise --priority-scheduling-preemption-threshold (it is {threshold}) above the steps between "
+            "your priorities, or --disable-priority-preemption.",
             trials=(
                 Trial(rank, row["worst_pass"], higher, "preempts_less"),
                 Trial(rank, row["worst_pass"], {"disable_priority_preemption": "true"}, "preempts_less"),

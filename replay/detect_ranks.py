@@ -46,10 +46,8 @@ def delayer_veto(case: Case, *, share: float = 0.2, seconds: float = 1.0) -> Ite
             ),
             cost_s=row["cost_s"],
             evidence=(Evidence(f"{plural(row['waiting'], 'request')} waited for it", rank, row["worst_pass"]),),
-            advice="Fewer --prefill-delayer-max-delay-passes (it is "
-            f"{config.prefill_delayer_max_delay_passes}), a --prefill-delayer-token-usage-low-watermark below which "
-            "nobody "
-            "waits, or no --enable-prefill-delayer.",
+            advice=f"Fewer --prefill-delayer-max-delay-passes (it is {config.prefill_delayer_max_delay_passes}), a "
+            "--prefill-delayer-token-usage-low-watermark below which nobody waits, or no --enable-prefill-delayer.",
             trials=(Trial(rank, row["worst_pass"], {"enable_prefill_delayer": "false"}, "admits_more"),),
         )
 
@@ -79,8 +77,7 @@ def delayer_mixed(case: Case, *, share: float = 0.1, seconds: float = 1.0, passe
         severity=case.severity(row["cost_s"], None),
         rank=None,
         title=f"ranks {', '.join(map(str, row['ranks']))} were held back in {plural(row['passes'], 'pass')} because "
-        "other "
-        "ranks had nothing to prefill",
+        "other ranks had nothing to prefill",
         cost_s=row["cost_s"],
         evidence=(Evidence(f"{plural(worst['waiting'], 'request')} waited", worst["rank"], worst["pass"]),),
         advice="Spread requests over the ranks more evenly (--load-balance-method), or set "
@@ -120,8 +117,7 @@ def rank_behind(case: Case, *, times: float = 3.0, seconds: float = 1.0) -> Iter
         severity=case.severity(cost, None, at_least=Severity.WARNING),
         rank=worst,
         title=f"the requests of rank {worst} waited {span(waits[worst])} together, those of the other ranks "
-        f"{span(usual)} "
-        "(median)",
+        f"{span(usual)} (median)",
         cost_s=cost,
         evidence=tuple(
             Evidence(
@@ -133,6 +129,5 @@ def rank_behind(case: Case, *, times: float = 3.0, seconds: float = 1.0) -> Iter
             for row in sorted(rows, key=lambda row: -waits[row["rank"]])
         ),
         advice="Balance by load (--load-balance-method shortest_queue, or a router that knows prefixes and load). If "
-        "it got "
-        "no more requests than others, look at what its machine does.",
+        "it got no more requests than others, look at what its machine does.",
     )

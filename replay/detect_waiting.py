@@ -67,8 +67,7 @@ def starvation(
             severity=case.severity(cost, rank, at_least=badly),
             rank=rank,
             title=f"{worst['rid']} was overtaken {worst['overtaken']:,} times in {span(worst['waited_s'])} under "
-            f"{policy}"
-            f"{others}; the median wait is {span(worst['median_s'])}",
+            f"{policy}{others}; the median wait is {span(worst['median_s'])}",
             cost_s=cost,
             evidence=tuple(evidence),
             advice="Take a policy under which waiting counts: --schedule-policy hrrn, or fcfs.",
@@ -131,8 +130,9 @@ def never_fits(case: Case, *, passes: int = 3) -> Iterator[Finding]:
                 ),
             ),
             advice="Turn such requests away where they come in (prompt, max_new_tokens and a page of "
-            f"{config.page_size} must be less than the pool), lower their max_new_tokens or the longest output that is "
-            "reserved (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION), or give the pool more memory (--mem-fraction-static).",
+            f"{config.page_size} must be less than the pool), lower their max_new_tokens or the longest output that "
+            "is reserved (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION), or give the pool more memory "
+            "(--mem-fraction-static).",
             trials=tuple(trials),
         )
 
@@ -201,8 +201,7 @@ def blocked_head(case: Case, *, seconds: float = 0.5, share: float = 0.05, candi
                 for row in rows[:SHOWN]
             ),
             advice="Let small requests go first (--schedule-policy shortest-prefill-first or hrrn), or reserve less "
-            "for "
-            "outputs that hardly anyone uses up: send smaller max_new_tokens, or lower "
+            "for outputs that hardly anyone uses up: send smaller max_new_tokens, or lower "
             "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION.",
             trials=tuple(
                 Trial(rank, worst["worst_pass"], {"schedule_policy": other}, "admits_more")
@@ -249,8 +248,8 @@ def latched_full(
         latched = [(row, *found) for row in rows if (found := _latched_from(case, rank, row, looks)) is not None]
         costs = [
             case.one(
-                "SELECT coalesce(sum(lasts_ns / 1e9 * waiting), 0) AS cost_s FROM turns "
-                "WHERE rank = $rank AND step BETWEEN $first AND $last",
+                "SELECT coalesce(sum(lasts_ns / 1e9 * waiting), 0) AS cost_s FROM turns WHERE rank = $rank AND step "
+                "BETWEEN $first AND $last",
                 rank=rank,
                 first=step,
                 last=row["last_step"],
@@ -277,9 +276,9 @@ def latched_full(
                 )
                 for each, at, who in latched[:SHOWN]
             ),
-            advice="Upstream clears the mark only when a running request leaves: keep outputs short next to long waits "
-            "(max_new_tokens), or, where priorities are in use, --enable-priority-scheduling, which clears it in every "
-            "step.",
+            advice="Upstream clears the mark only when a running request leaves: keep outputs short next to long "
+            "waits (max_new_tokens), or, where priorities are in use, --enable-priority-scheduling, which clears it "
+            "in every step.",
         )
 
 
@@ -457,8 +456,8 @@ def budget_limit(case: Case, *, share: float = 0.25, free: float = 0.3, seconds:
             detector="budget_limit",
             severity=case.severity(row["cost_s"], rank),
             rank=rank,
-            title=f"{_LIMITS[name]} {value} kept requests waiting in {row['steps']:,} steps, with {row['free']:.0%} of "
-            "the KV pool free",
+            title=f"{_LIMITS[name]} {value} kept requests waiting in {row['steps']:,} steps, with {row['free']:.0%} "
+            "of the KV pool free",
             cost_s=row["cost_s"],
             evidence=(Evidence(f"up to {row['waiting']} requests were left waiting", rank, row["worst_pass"]),),
             advice=f"{change} {_LIMITS[name]}, as far as the latency of a step allows.",
@@ -575,8 +574,7 @@ def rid_ties(case: Case, *, times: int = 20, seconds: float = 1.0, share: float 
             severity=case.severity(cost, rank),
             rank=rank,
             title=f"{len(rows)} requests were overtaken {total} times by later ones with the same hrrn ratio, only "
-            "because "
-            f"of the alphabet: {worst['rid']} {worst['times']} times, the last time by {worst['other']}",
+            f"because of the alphabet: {worst['rid']} {worst['times']} times, the last time by {worst['other']}",
             cost_s=cost,
             evidence=tuple(
                 Evidence(
@@ -585,6 +583,5 @@ def rid_ties(case: Case, *, times: int = 20, seconds: float = 1.0, share: float 
                 for row in rows[:SHOWN]
             ),
             advice="Send rids that grow with time (such as UUIDv7 or zero-padded numbers), so that a tie goes to "
-            "whoever "
-            "came first.",
+            "whoever came first.",
         )
