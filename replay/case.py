@@ -72,6 +72,7 @@ class Case:
     def of_rows(cls, rows: Rows, rank: int, config: Mapping[str, Any], detail: Detail) -> Case:
         """What a rank recorded in a while; passes of it can't be decided again."""
         connection = duckdb.connect()
+        connection.execute("SET threads = 1")
         for name, table in TABLES.items():
             connection.register(name, to_arrow(table, rank, rows.get(name, ())))
         return cls(connection, detail, {rank: config}, None)
@@ -193,15 +194,9 @@ class Case:
 
     def moment(self, rank: int, number: int) -> Moment:
         """A scheduler just before a recorded pass. Raises SchedscopeError where that can't be rebuilt."""
-        if self.fixed is not None:
-            raise SchedscopeError(self.fixed)
         key = rank, number
         if key not in self._moments:
-            replayer = self._replayer(rank)
-            far = number - replayer.start_before(number).pass_number
-            if far > _REACH:
-                raise SchedscopeError(f"the checkpoint before pass {number} is {far:,} passes away")
-            self._moments[key] = replayer.at(number)
+            self._moments[key] = self._replayer(rank, number).at(number)
             while len(self._moments) > _KEPT_MOMENTS:
                 self._moments.popitem(last=False)
         return self._moments[key]
@@ -211,18 +206,22 @@ class Case:
 
         Raises SchedscopeError where they can't be rebuilt.
         """
-        if self.fixed is not None:
-            raise SchedscopeError(self.fixed)
-        replayer = self._replayer(rank)
+        replayer = self._replayer(rank, number)
         if is_observed(replayer.run.manifest):
             raise SchedscopeError("of a server that was watched, only passes are sure to be as they were")
         for step, moment in replayer.before_steps(number, steps):
             yield step, decide(replace(moment.view, batch_is_full=False), moment.config, moment.random_state)
 
-    def _replayer(self, rank: int) -> Replayer:
+    def _replayer(self, rank: int, number: int) -> Replayer:
+        """Of a rank, if a pass is within its reach."""
+        if self.fixed is not None:
+            raise SchedscopeError(self.fixed)
+        assert self.run is not None
         if rank not in self._replayers:
-            assert self.run is not None
             self._replayers[rank] = Replayer(self.run, rank)
+        far = number - self._replayers[rank].start_before(number).pass_number
+        if far > _REACH:
+            raise SchedscopeError(f"the checkpoint before pass {number} is {far:,} passes away")
         return self._replayers[rank]
 
     def known_moment(self, rank: int, number: int) -> Moment | None:
