@@ -217,7 +217,7 @@ def cold_prefix_storm(case: Case, *, requests: int = 8, tokens: int = 256) -> It
 
 
 def duplicate_prefill(
-    case: Case, *, tokens: int = 256, share: float = 0.02, candidates: int = 8, shortest: int = 64
+    case: Case, *, tokens: int = 256, share: float = 0.02, candidates: int = 4, shortest: int = 64
 ) -> Iterator[Finding]:
     """Requests of one batch compute the same prefix side by side.
 

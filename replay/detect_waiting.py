@@ -59,7 +59,8 @@ def starvation(
             words = f"overtaken {row['overtaken']:,} times in {span(row['waited_s'])}, half of them by then"
             evidence.append(Evidence(words, rank, case.pass_before(rank, row["middle_ns"]), row["rid"]))
         worst, cost = rows[0], sum(row["waited_s"] - row["median_s"] for row in rows)
-        others = f", and {len(rows) - 1} others fared alike" if len(rows) > 1 else ""
+        more = " or more" if len(rows) == candidates else ""
+        others = f", and {plural(len(rows) - 1, 'other')}{more} fared alike" if len(rows) > 1 else ""
         policy = config.schedule_policy
         badly = Severity.WARNING if worst["waited_s"] >= _BADLY * worst["median_s"] else Severity.NOTE
         yield Finding(
