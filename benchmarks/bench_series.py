@@ -34,6 +34,7 @@ STEPS = 3
 STEP_NS = 12_000_000
 PER_SEGMENT = 10_000
 BUCKETS = 200
+LAST_S = 60
 TARGET_MS = 120
 
 
@@ -184,13 +185,16 @@ def main() -> None:
         begin = time.perf_counter()
         timeline = Timeline.open(run)
         opened = time.perf_counter() - begin
+        begin = time.perf_counter()
+        Timeline.open(run, last_s=LAST_S)
+        opened_end = time.perf_counter() - begin
         whole = timeline.window(buckets=BUCKETS)
         middle = (whole.begin_ns + whole.end_ns) // 2
         part = timeline.window(middle, middle + (whole.end_ns - whole.begin_ns) // 50, buckets=BUCKETS)
-        figures: dict[str, Any] = {"open_s": opened, "whole_ms": {}, "part_ms": {}}
+        figures: dict[str, Any] = {"open_s": opened, "open_end_s": opened_end, "whole_ms": {}, "part_ms": {}}
         print(
             f"{options.passes:,} passes, {options.passes * WAITING:,} decisions, {options.passes * COMING:,} requests, "
-            f"opened in {opened:.2f} s; milliseconds, target {TARGET_MS}"
+            f"opened in {opened:.2f} s, its last {LAST_S} s in {opened_end:.2f} s; milliseconds, target {TARGET_MS}"
         )
         print(f"{'':24}{'whole run':>12}{'a 50th':>12}")
         for name, ask in questions(timeline).items():

@@ -134,6 +134,7 @@ def _print_next(run: Run, found: Summary) -> None:
     console.print("[bold]Type next[/]")
     console.print(f"  schedscope replay pass {number} --run {where}", soft_wrap=True)
     console.print(f"  schedscope replay pass {number} --run {where} --policy hrrn", soft_wrap=True)
+    console.print(f"  schedscope doctor --run {where}", soft_wrap=True)
     console.print(f"  schedscope replay all --run {where}", soft_wrap=True)
     console.print("  schedscope serve --help")
     console.print()

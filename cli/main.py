@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": ("serve:serve", "Serve a model with schedscope's own engine."),
     "load": ("load:load", "Send a recorded workload to a server and measure it."),
     "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
+    "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),

@@ -30,10 +30,11 @@ from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
-from schedscope.recorder.trigger import Trigger
+from schedscope.recorder.trigger import Trigger, Watch
 from schedscope.recorder.upload import PATIENCE_S, Uploader, begin_run
 from schedscope.replay.follow import follow
 from schedscope.replay.shadow import ALONE_S
+from schedscope.replay.watch import DetectorWatch, is_for_detector
 
 NOT_FOUND = 127
 OWN_COMMANDS = ("serve",)
@@ -64,8 +65,9 @@ class How:
     keep: str | None = None
     """Be a flight recorder: keep the last 10m, 2h or 2GB only."""
     keep_when: Annotated[list[str] | None, Parameter(negative="")] = None
-    """SQL condition on requests as they end, such as 'ttft_ms > 2000', or on 'passes: queue_len > 100': what lies
-    around it is made a run of its own. So it is on SIGUSR1. Can be repeated."""
+    """SQL condition on requests as they end, such as 'ttft_ms > 2000', or on 'passes: queue_len > 100', or a detector
+    of the doctor, 'doctor: starvation': what lies around it is made a run of its own. So it is on SIGUSR1. Can be
+    repeated."""
     keep_before: float = 60.0
     """Seconds kept before such an event."""
     keep_after: float = 10.0
@@ -89,15 +91,16 @@ class How:
         if self.keep_at_most < 1:
             raise UsageError("--keep-at-most: at least 1")
         keep = None if self.keep is None else parse_keep(self.keep)
+        detail = Detail(level=self.level, sample=self.sample, tokens=self.tokens)
         return Options(
-            detail=Detail(level=self.level, sample=self.sample, tokens=self.tokens),
+            detail=detail,
             key=self._key(),
             on_full=self.on_full,
             buffer=buffer,
             durability=self.durability,
             limits=LIMITS if keep is None and not self.keep_when else _SHORT,
             keep=keep,
-            triggers=tuple(Trigger(text) for text in self.keep_when or ()),
+            triggers=tuple(_watch(text, detail) for text in self.keep_when or ()),
             before_s=self.keep_before,
             after_s=self.keep_after,
             most_kept=self.keep_at_most,
@@ -254,3 +257,8 @@ def _passing_signals_on() -> Iterator[list[subprocess.Popen[bytes]]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _watch(text: str, detail: Detail) -> Watch:
+    """What `--keep-when` asks for. Raises UsageError."""
+    return DetectorWatch(text, detail) if is_for_detector(text) else Trigger(text)

@@ -8,7 +8,7 @@ from schedscope.recorder.hello import Detail, OnFull
 from schedscope.recorder.keep import Keep
 from schedscope.recorder.rank_log import LIMITS, Limits
 from schedscope.recorder.ring import CAPACITY
-from schedscope.recorder.trigger import Trigger
+from schedscope.recorder.trigger import Watch
 
 Durability = Literal["process", "power"]
 
@@ -28,7 +28,7 @@ class Options(NamedTuple):
     limits: Limits = LIMITS
     keep: Keep | None = None
     """What a flight recorder holds on to; None: everything."""
-    triggers: tuple[Trigger, ...] = ()
+    triggers: tuple[Watch, ...] = ()
     before_s: float = 60.0
     """How much is kept around a moment."""
     after_s: float = 10.0

@@ -157,7 +157,7 @@ class Sealer:
         self._sealed_at[write_segment(journal).path] = time.monotonic()
         for trigger in self._triggers.copy():
             try:
-                reason = trigger.check(journal.rows)
+                reason = trigger.check(journal.rows, journal.rank, self._manifest().config_of(journal.rank))
             except Exception as error:
                 log.warning("--keep-when %s: it is not looked at any more: %s", trigger.text, error)
                 self._triggers.remove(trigger)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import duckdb
 from schedscope.engine.errors import UsageError
@@ -21,6 +23,21 @@ MEASURES = {
     "e2e_ms": "(finish_ns - arrive_ns) / 1e6",
 }
 """What a condition on a request may also name."""
+
+
+class Watch(Protocol):
+    """Looks at what was just recorded, and says what of it is to be kept."""
+
+    text: str
+    """As it was asked for."""
+
+    def check(self, rows: Rows, rank: int, config: Mapping[str, Any]) -> str | None:
+        """What made it go off, in words; None: nothing did.
+
+        Args:
+            rows: of a sealed journal, by table.
+            config: of the rank's scheduler.
+        """
 
 
 class Trigger:
@@ -50,16 +67,17 @@ class Trigger:
         except duckdb.Error as error:
             raise UsageError(f"--keep-when {text!r}: {str(error).splitlines()[0]}") from None
 
-    def check(self, rows: Rows) -> str | None:
-        """What made it go off, in words; None: nothing did."""
-        found = self._ask(rows)
+    def check(self, rows: Rows, rank: int = 0, config: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+        """See `Watch.check`."""
+        del config
+        found = self._ask(rows, rank)
         if found is None:
             return None
         what = found["rid"] if self.table.name == "requests" else found[self.table.row[0].name]
         return f"{self.text} ({self.table.name.removesuffix('es' if self.table.name == 'passes' else 's')} {what})"
 
-    def _ask(self, rows: Rows) -> dict[str, object] | None:
-        recorded = to_arrow(self.table, 0, rows.get(self.table.name, ()))
+    def _ask(self, rows: Rows, rank: int = 0) -> dict[str, object] | None:
+        recorded = to_arrow(self.table, rank, rows.get(self.table.name, ()))
         self._connection.register("recorded", recorded)
         found = self._connection.sql(self._query).to_arrow_table().to_pylist()
         return found[0] if found else None

@@ -11,24 +11,28 @@
 from __future__ import annotations
 
 import duckdb
-from schedscope.recorder.run import Run
+from schedscope.recorder.hello import Level
 
 MEASURED = ("steps", "passes", "requests", "events")
 """Tables of the log that `measure` reads."""
 
 
-def measure(run: Run, connection: duckdb.DuckDBPyConnection) -> None:
-    """Add tables to a connection to the run (`Run.connect`), in memory:
+def measure(connection: duckdb.DuckDBPyConnection, level: Level) -> None:
+    """Add tables to a connection to a run (`Run.connect`) that was recorded at a level, in memory:
 
     - `turns`: a row per step, with what its pass said: `ns` (its begin), `end_ns`, `kind`, `gate`, `pass`, `stop`,
       `active_policy`, `fallback`, `delayer_…`, `running`, `queue_len` (before admission), `admitted`, pools, and
-      counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`,
-      `prefill_ns` (its forward, if it computed prompts) and `prefill_before_ns` (the sum of those before it).
-    - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns`. The last
-      two are null where steps in between are lost. Of a request that has not `ended`, times are those of its steps.
-    - `again`: a row per admission behind the first one: `ns`, `tokens` (its sequence), `cached`.
+      counts: `evicted` tokens (null where the cache's events are not recorded), `retracted`, `preempted`;
+      `prefill_ns` (the model's time for its batch, if that computed prompts: from the end of the batch before or from
+      when it got it, whichever is later) and `prefill_before_ns` (the sum of those before it);
+      `lasts_ns` (until the next step begins) and `waiting` (requests that are left in the queue for so long);
+      `until_ns` (when the next pass begins).
+    - `measured`: a row per request, with `ttft_ns` and its parts `waited_ns`, `prefill_ns`, `scheduling_ns` (the last
+      two null where steps in between are lost), and `admit_pass`. Of a request that has not `ended`, times are those
+      of its steps.
+    - `again`: a row per admission behind the first one: `ns`, `lost_ns` (when it lost its memory), `lost_as` (`retract`
+      or `preempt`), `tokens` (its sequence), `output_tokens` (of those), `cached`.
     """
-    level = run.manifest.detail.level
     connection.execute(_TURNS.format(evicted=_EVICTED if level == "full" else _NOT_RECORDED))
     connection.execute(_ENDED)
     connection.execute(_WATCHED)
@@ -43,21 +47,31 @@ _NOT_RECORDED = "SELECT NULL::INTEGER AS rank, NULL::BIGINT AS step, NULL::BIGIN
 
 _TURNS = """
 CREATE TABLE turns AS
-WITH evictions AS ({evicted}), known AS (
+WITH evictions AS ({evicted}), computed AS (
+    SELECT rank, committed AS step, least(forward_ns, end_ns - lag(end_ns, 1, 0) OVER (PARTITION BY rank ORDER BY step))
+        AS model_ns
+    FROM steps WHERE committed IS NOT NULL AND forward_ns IS NOT NULL
+), known AS (
     SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.now, s.kind, s.gate, s.count, s.pass, p.stop,
         p.active_policy, p.configured_policy, p.fallback, p.delayer_allow, p.delayer_reason, p.delayer_estimation,
-        p.delayer_queue_condition, p.chunked_in, p.chunked_out, p.decide_ns, s.forward_ns, s.running,
+        p.chunked_in, p.chunked_out, p.end_rem_total, p.decide_ns, s.forward_ns, s.running, s.queue_len AS waiting,
         coalesce(p.queue_len, s.queue_len) AS queue_len, p.admitted, p.batch_is_full_before, s.batch_is_full,
         s.batch_is_full_pass, s.available, s.evictable, s.protected, s.pool_size, s.batch_tokens,
+        s.processed_tokens,
         len(s.retracted)::INTEGER AS retracted, coalesce(len(p.preempted), 0)::INTEGER AS preempted,
-        e.evicted, CASE WHEN s.kind IN ('prefill', 'mixed') THEN s.forward_ns ELSE 0 END AS prefill_ns
+        e.evicted, s.committed, CASE WHEN s.kind IN ('prefill', 'mixed') THEN coalesce(c.model_ns, 0) ELSE 0 END
+            AS prefill_ns
     FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
     LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
+    LEFT JOIN computed c ON c.rank = s.rank AND c.step = s.step
 )
 SELECT *,
+    coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns,
+    coalesce(lead(CASE WHEN pass IS NOT NULL THEN ns END IGNORE NULLS) OVER loop,
+        max(end_ns) OVER (PARTITION BY rank)) AS until_ns,
     coalesce(sum(prefill_ns) OVER (loop ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT
         AS prefill_before_ns,
-    (sum(CASE WHEN kind = 'idle' THEN 0 ELSE 1 END) OVER loop)::BIGINT AS place
+    (sum(count) OVER (loop ROWS UNBOUNDED PRECEDING) - count)::BIGINT AS place
 FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
 """
 
@@ -69,18 +83,21 @@ FROM requests
 
 _WATCHED = """
 CREATE TABLE watched AS
-SELECT a.rank, a.rid, true AS open FROM events a ANTI JOIN ended e ON e.rank = a.rank AND e.rid = a.rid
-WHERE a.kind = 'arrive'
-UNION ALL SELECT rank, rid, false FROM ended WHERE retractions + preemptions > 0
+WITH came AS (
+    SELECT rank, rid, count(*) AS times, max(seq) AS seq FROM events WHERE kind = 'arrive' GROUP BY rank, rid
+), went AS (SELECT rank, rid, count(*) AS times, sum(retractions + preemptions) AS lost FROM ended GROUP BY rank, rid)
+SELECT rank, rid, coalesce(came.times, 0) > coalesce(went.times, 0) AS open, came.seq FROM came FULL JOIN went
+USING (rank, rid) WHERE coalesce(went.lost, 0) > 0 OR coalesce(came.times, 0) > coalesce(went.times, 0)
 """
-"""Requests whose events are needed: those without a row yet, and those that were admitted more than once."""
+"""Requests whose events are needed: the last one of its rid has no row yet, or was admitted more than once.
+`seq`: its arrival."""
 
 _OPEN = """
 CREATE TABLE still_open AS
 WITH happened AS (
     SELECT e.rank, e.rid, e.kind, e.seq, e.tokens, e.detail, coalesce(t.ns, z.ns) AS ns,
         coalesce(t.end_ns, z.ns) AS end_ns
-    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid AND w.open
+    FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid AND w.open AND e.seq >= w.seq
     LEFT JOIN turns t ON t.rank = e.rank AND t.step = e.step
     JOIN (SELECT rank, max(end_ns) AS ns FROM turns GROUP BY rank) z ON z.rank = e.rank
 )
@@ -92,18 +109,21 @@ SELECT rank, rid, max(tokens) FILTER (kind = 'arrive') AS prompt_tokens, NULL::B
     min(ns) FILTER (kind = 'admit') AS admit_ns, min(end_ns) FILTER (kind = 'first_token') AS first_token_ns,
     NULL::BIGINT AS finish_ns, count(*) FILTER (kind = 'retract')::INTEGER AS retractions,
     count(*) FILTER (kind = 'preempt')::INTEGER AS preemptions, NULL::VARCHAR AS end_reason, false AS ended
-FROM happened GROUP BY rank, rid HAVING arrive_ns IS NOT NULL
+FROM happened GROUP BY rank, rid
 """
 
 _MEASURED = """
 CREATE TABLE measured AS
 WITH every AS (SELECT * FROM ended UNION ALL SELECT * FROM still_open), work AS (
-    SELECT rank, step, ns, end_ns, prefill_ns, prefill_before_ns, place FROM turns WHERE kind <> 'idle'
+    SELECT t.rank, t.step, t.pass, t.ns, t.end_ns, t.prefill_before_ns, t.place,
+        c.prefill_ns AS last_ns, c.prefill_before_ns + c.prefill_ns AS done_ns
+    FROM turns t LEFT JOIN turns c ON c.rank = t.rank AND c.step = t.committed WHERE t.kind <> 'idle'
 ), timed AS (
     SELECT r.*, r.first_token_ns - r.arrive_ns AS ttft_ns, r.admit_ns - r.arrive_ns AS waited_ns,
+        CASE WHEN r.admit_ns <= a.end_ns THEN a.pass END AS admit_pass,
         CASE WHEN r.admit_ns <= a.end_ns AND r.first_token_ns <= f.end_ns AND f.place - a.place = f.step - a.step
-            THEN f.prefill_before_ns - a.prefill_before_ns
-                + greatest(r.first_token_ns - (f.end_ns - f.prefill_ns), 0) END AS prefill_ns
+            THEN greatest(f.done_ns - least(f.end_ns - r.first_token_ns, f.last_ns) - a.prefill_before_ns, 0) END
+            AS prefill_ns
     FROM every r
     ASOF LEFT JOIN work a ON r.rank = a.rank AND r.admit_ns >= a.ns
     ASOF LEFT JOIN work f ON r.rank = f.rank AND r.first_token_ns >= f.ns
@@ -115,15 +135,17 @@ _AGAIN = """
 CREATE TABLE again AS
 WITH happened AS (
     SELECT e.rank, e.rid, e.seq, e.step, e.pass, e.kind, e.tokens, e.detail,
-        max(e.tokens) FILTER (e.kind = 'arrive') OVER life AS prompt_tokens,
+        last_value(CASE WHEN e.kind = 'arrive' THEN e.tokens END IGNORE NULLS) OVER life AS prompt_tokens,
         last_value(CASE WHEN e.kind IN ('retract', 'preempt') THEN e.tokens END IGNORE NULLS) OVER life
             AS output_tokens,
-        lag(e.kind) OVER life AS before
+        lag(e.kind) OVER life AS before, lag(e.step) OVER life AS lost_step
     FROM events e JOIN watched w ON w.rank = e.rank AND w.rid = e.rid
     WHERE e.kind IN ('arrive', 'admit', 'retract', 'preempt')
     WINDOW life AS (PARTITION BY e.rank, e.rid ORDER BY e.seq)
 )
-SELECT h.rank, h.rid, h.pass, t.ns, h.prompt_tokens + h.output_tokens AS tokens, h.tokens AS cached
+SELECT h.rank, h.rid, h.pass, t.ns, l.ns AS lost_ns, h.before AS lost_as, h.prompt_tokens + h.output_tokens AS tokens,
+    h.output_tokens, h.tokens AS cached
 FROM happened h JOIN turns t ON t.rank = h.rank AND t.step = h.step
+JOIN turns l ON l.rank = h.rank AND l.step = h.lost_step
 WHERE h.kind = 'admit' AND h.before IN ('retract', 'preempt') ORDER BY h.rank, t.ns
 """

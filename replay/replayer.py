@@ -7,7 +7,7 @@ part by part: neither a long run nor a far pass takes more memory than a part.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -283,6 +283,29 @@ class Replayer:
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
         return self._look_at_open_pass(rebuild, number)
+
+    def before_steps(self, number: int, steps: Collection[int]) -> Iterator[tuple[int, Moment]]:
+        """The scheduler just before some steps behind pass `number`, also those that a gate ended before a pass.
+
+        The number of such a moment is that of the pass that comes next. Errors as `at`.
+        """
+        start = self.start_before(number)
+        if start.pass_number > number:
+            raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
+        rebuild = self.rebuild(start)
+        last = max(steps)
+        try:
+            for script in self._scripts(start):
+                for turn in rebuild.turns(script):
+                    if turn.step > last:
+                        return
+                    if turn.step in steps and turn.kind != "idle":
+                        scheduler = rebuild.scheduler
+                        view = scheduler.look(turn.now, reports_of(turn))
+                        yield turn.step, Moment(scheduler.passes, view, scheduler.state.random_state, self.config)
+                    rebuild.take(turn, script)
+        except RunFormatError as error:
+            raise self._unreadable(str(error)) from None
 
     def _scripts(self, start: Start, number: int | None = None) -> Iterator[Script]:
         """What was fed from a place to begin on, up to the step of a pass if a number is given."""

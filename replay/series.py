@@ -144,15 +144,22 @@ class Timeline:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, run: Run) -> Timeline:
-        """Condense a run; takes about a second per million requests. Raises RunFormatError, RunNotFoundError."""
+    def open(cls, run: Run, *, last_s: float | None = None) -> Timeline:
+        """Condense a run. Raises RunFormatError, RunNotFoundError.
+
+        Args:
+            last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
+                that came before and have not ended are left out. None: all of it; some seconds per million requests.
+        """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
-        measure(run, connection)
+        if last_s is not None:
+            _narrow(connection, int(last_s * 1e9))
+        measure(connection, level)
         connection.execute(_REFUSED)
         connection.execute(_LASTING)
         for view in (*MEASURED, "decisions"):
-            connection.execute(f"DROP VIEW {view}")
+            connection.execute(f"DROP VIEW main.{view} CASCADE")
         ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
         if not ranks:
             raise RunNotFoundError(f"run {run.where} has no step yet")
@@ -348,19 +355,31 @@ class Timeline:
             known = extents.get(gap.rank)
             if known is None or window.rank not in (None, gap.rank):
                 continue
-            times = {
-                row["pass"]: (row["ns"], row["end_ns"])
-                for row in self._ask(
-                    "SELECT pass, ns, end_ns FROM turns WHERE rank = ? AND pass IN (?, ?)",
-                    [gap.rank, gap.after_pass, gap.before_pass],
-                ).to_pylist()
-            }
-            begin = known.first_ns if gap.after_pass is None else times.get(gap.after_pass, (0, known.last_ns))[1]
-            end = known.last_ns if gap.before_pass is None else times.get(gap.before_pass, (known.last_ns, 0))[0]
+            begin, end = self._gap_times(gap, known)
             if end >= window.begin_ns and begin < window.end_ns:
                 reach = (gap.after_pass, gap.before_pass)
-                found.append(Stretch(gap.rank, gap.reason, begin, max(begin, end), *reach, gap.frames))
+                found.append(Stretch(gap.rank, gap.reason, begin, end, *reach, gap.frames))
         return found
+
+    def _gap_times(self, gap: Gap, known: RankExtent) -> tuple[int, int]:
+        """Between the recorded passes around it, or closer, where numbers of steps are missing there."""
+        around = self._ask(
+            "SELECT max(end_ns) FILTER (pass <= $after) AS begin_ns, min(ns) FILTER (pass >= $before) AS end_ns "
+            "FROM turns WHERE rank = $rank",
+            {"rank": gap.rank, "after": gap.after_pass, "before": gap.before_pass},
+        ).to_pylist()[0]
+        begin, end = around["begin_ns"] or known.first_ns, around["end_ns"] or known.last_ns
+        hole = self._ask(
+            """
+            WITH told AS (
+                SELECT end_ns AS begin_ns, step + count AS expected, lead(step) OVER loop AS step,
+                    lead(ns) OVER loop AS end_ns
+                FROM turns WHERE rank = $rank AND end_ns >= $begin AND ns <= $end WINDOW loop AS (ORDER BY step)
+            ) SELECT min(begin_ns) AS begin_ns, max(end_ns) AS end_ns FROM told WHERE step <> expected
+            """,
+            {"rank": gap.rank, "begin": begin, "end": end},
+        ).to_pylist()[0]
+        return (begin, max(begin, end)) if hole["begin_ns"] is None else (hole["begin_ns"], hole["end_ns"])
 
     def heat_map(self, window: Window, *, rows: int = 24) -> HeatMap:
         """Times to first token in `rows` rows of equal ratio, from the shortest to the longest in the window."""
@@ -440,7 +459,7 @@ CREATE TABLE refused AS
 SELECT d.rank, d.pass, t.ns, d.reason, greatest(m.prompt_tokens - d.admit_prefix_len, 0) AS tokens
 FROM (SELECT rank, pass, rid, reason, admit_prefix_len FROM decisions WHERE result IS NOT NULL AND NOT admitted) d
 JOIN (SELECT rank, pass, ns FROM turns WHERE pass IS NOT NULL) t ON t.rank = d.rank AND t.pass = d.pass
-LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid
+ASOF LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid AND t.ns >= m.arrive_ns
 ORDER BY d.rank, t.ns
 """
 
@@ -464,6 +483,33 @@ WITH came AS (SELECT rank, count(*) AS requests FROM measured GROUP BY rank)
 SELECT rank, min(ns), max(end_ns), min(pass), max(pass), count(pass), coalesce(any_value(requests), 0)
 FROM turns LEFT JOIN came USING (rank) GROUP BY rank ORDER BY rank
 """
+
+
+def _narrow(connection: duckdb.DuckDBPyConnection, last_ns: int) -> None:
+    """Let the tables of the log begin so long before their end."""
+    end = connection.execute("SELECT max(end_ns) FROM steps").fetchall()[0][0]
+    if end is None:
+        return
+    begin = end - last_ns
+    firsts = connection.execute(
+        f"SELECT rank, min(step), coalesce(min(pass), 0) FROM steps WHERE end_ns >= {begin} GROUP BY rank"
+    ).fetchall()
+    # The least of all ranks lets row groups be left out unread.
+    step = " OR ".join(f"(rank = {rank} AND step >= {first})" for rank, first, _ in firsts)
+    number = " OR ".join(f"(rank = {rank} AND pass >= {first})" for rank, _, first in firsts)
+    of_step = f"step >= {min(row[1] for row in firsts)} AND ({step})"
+    of_pass = f"pass >= {min(row[2] for row in firsts)} AND ({number})"
+    within = {
+        "steps": of_step,
+        "events": of_step,
+        "passes": of_pass,
+        "decisions": of_pass,
+        "requests": f"finish_ns >= {begin}",
+    }
+    connection.execute("CREATE SCHEMA recent")
+    for table, condition in within.items():
+        connection.execute(f"CREATE VIEW recent.{table} AS SELECT * FROM main.{table} WHERE {condition}")
+    connection.execute("SET search_path = 'recent,main'")
 
 
 def _values(window: Window) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""What stands out in a run, from its tables: plain queries over one snapshot."""
+"""What stands out in a run, from its tables: plain queries over one snapshot.
+
+What a hit rate and a time to first token are, `schedscope.replay.measures` says.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from schedscope.recorder.run import Run
+from schedscope.replay.measures import measure
 
 
 class Wait(NamedTuple):
@@ -28,8 +32,9 @@ class Summary(NamedTuple):
     decisions: int
     requests: int
     prompt_tokens: int
+    """Of the requests that were admitted."""
     cached_tokens: int
-    """Of the prompts, at first admission."""
+    """Of them, found in the cache at their first admission."""
     held_back: int
     """Decisions that held a request back as a duplicate."""
     retractions: int
@@ -55,6 +60,7 @@ def summarize(run: Run, *, most: int = 3) -> Summary:
         most: how many overtaken requests to name.
     """
     connection = run.connect()
+    measure(connection, run.manifest.detail.level)
 
     def one(query: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] = connection.execute(query).fetchall()[0]
@@ -64,13 +70,10 @@ def summarize(run: Run, *, most: int = 3) -> Summary:
     decisions, held_back = one("SELECT count(*), count(*) FILTER (deprioritized) FROM decisions")
     requests, prompt, cached, retractions, preemptions = one(
         "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(cached_tokens), 0), "
-        "coalesce(sum(retractions), 0), coalesce(sum(preemptions), 0) FROM requests WHERE admit_ns IS NOT NULL"
+        "coalesce(sum(retractions), 0), coalesce(sum(preemptions), 0) FROM measured WHERE admit_ns IS NOT NULL"
     )
-    (evicted,) = one("SELECT coalesce(sum(tokens), 0) FROM events WHERE kind = 'evict'")
-    ttft = (
-        "SELECT coalesce(quantile_cont((first_token_ns - arrive_ns) / 1e9, {}), 0) FROM requests "
-        "WHERE first_token_ns IS NOT NULL"
-    )
+    (evicted,) = one("SELECT coalesce(sum(evicted), 0) FROM turns")
+    ttft = "SELECT coalesce(quantile_cont(ttft_ns, {}), 0) / 1e9 FROM measured"
     stops = connection.execute("SELECT stop, count(*) FROM passes GROUP BY stop ORDER BY 2 DESC, 1").fetchall()
     overtaken = connection.execute(_OVERTAKEN, [most]).fetchall()
     return Summary(
@@ -92,12 +95,12 @@ def summarize(run: Run, *, most: int = 3) -> Summary:
 
 _OVERTAKEN = """
 WITH waiting AS (
-    SELECT d.rank, d.rid, d.pass, d.admitted, r.queue_ns, r.admit_ns
-    FROM decisions d JOIN requests r USING (rank, rid)
-    WHERE d.place_before IS NOT NULL AND r.queue_ns IS NOT NULL AND r.admit_ns IS NOT NULL
+    SELECT d.rank, d.rid, d.pass, d.admitted, r.arrive_ns, r.waited_ns
+    FROM decisions d JOIN measured r USING (rank, rid)
+    WHERE d.place_before IS NOT NULL AND d.pass <= r.admit_pass
 ), passed AS (
-    SELECT w.rank, w.rid, w.pass, any_value(w.admit_ns - w.queue_ns) AS waited, count(*) AS times
-    FROM waiting w JOIN waiting a ON a.rank = w.rank AND a.pass = w.pass AND a.admitted AND a.queue_ns > w.queue_ns
+    SELECT w.rank, w.rid, w.pass, any_value(w.waited_ns) AS waited, count(*) AS times
+    FROM waiting w JOIN waiting a ON a.rank = w.rank AND a.pass = w.pass AND a.admitted AND a.arrive_ns > w.arrive_ns
     WHERE NOT w.admitted
     GROUP BY w.rank, w.rid, w.pass
 )

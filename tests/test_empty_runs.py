@@ -18,7 +18,13 @@ from schedscope.replay.follow import follow
 from schedscope.replay.verify import verify
 from simulation import Workload, record
 
-COMMANDS = [["replay", "all"], ["inspect"], ["query", "select count(*) from passes"], ["replay", "pass", "0"]]
+COMMANDS = [
+    ["replay", "all"],
+    ["inspect"],
+    ["query", "select count(*) from passes"],
+    ["replay", "pass", "0"],
+    ["doctor"],
+]
 
 
 def run_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
@@ -36,9 +42,9 @@ def test_a_server_that_got_no_request(tmp_path: Path, capsys: pytest.CaptureFixt
     with Companion.start(run_dir, follow=follow()) as companion:
         sink = open_sink(0, described, environ=companion.environment())
         assert sink is not None
-        assert run_commands(run_dir, capsys) == [0, 0, 0, 5], "live"
+        assert run_commands(run_dir, capsys) == [0, 0, 0, 5, 0], "live"
         sink.close()
-    assert run_commands(run_dir, capsys) == [0, 0, 0, 5]
+    assert run_commands(run_dir, capsys) == [0, 0, 0, 5, 0]
 
 
 def test_a_part_that_holds_the_end_only(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def test_passes_and_steps_can_be_watched_too() -> None:
     assert found.endswith("(pass 7)")
     assert Trigger("steps: available < 10").check({"steps": [row("steps", step=3)]}) == "steps: available < 10 (step 3)"
     assert Trigger("end_reason = 'abort: by whom'").check({}) is None
+    assert Trigger("steps: rank = 2").check({"steps": [row("steps", step=3)]}, 2) == "steps: rank = 2 (step 3)"
+    assert Trigger("steps: rank = 2").check({"steps": [row("steps", step=3)]}, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from crafted import Arrival, ask, play, prompt
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.engine.ordering import POLICIES
@@ -16,11 +19,12 @@ from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.tokens import encode
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail, Level
-from schedscope.recorder.manifest import create_run
+from schedscope.recorder.manifest import create_run, update_manifest
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.series import Timeline, Window
+from schedscope.replay.summary import summarize
 from simulation import EVERYTHING, Workload, drive, record
 
 TIGHT = SchedulerConfig(
@@ -75,7 +79,8 @@ def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
         if row["first_token_ns"] is not None:
             times[window.bucket_of(row["first_token_ns"])].append((row["first_token_ns"] - row["arrive_ns"]) / 1e9)
     assert latency["first_tokens"] == [len(times[bucket]) for bucket in range(3)]
-    assert latency["ttft_p50"] == pytest.approx([statistics.median(times[bucket]) for bucket in range(3)])
+    for bucket, p50 in enumerate(latency["ttft_p50"]):
+        assert p50 == (pytest.approx(statistics.median(times[bucket])) if times[bucket] else None)
     cells = timeline.heat_map(window, rows=5)
     assert len(cells.edges_s) == 6
     counted: Counter[int] = Counter()
@@ -83,7 +88,7 @@ def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
         low, high = cells.edges_s[row] * (1 - 1e-9), cells.edges_s[row + 1] * (1 + 1e-9)
         assert sum(low <= time <= high for time in times[bucket]) >= requests > 0
         counted[bucket] += requests
-    assert counted == {bucket: len(found) for bucket, found in times.items()}
+    assert counted == {bucket: len(found) for bucket, found in times.items() if found}
 
 
 def test_what_a_bucket_was_made_of(tmp_path: Path) -> None:
@@ -121,6 +126,37 @@ def test_stretches_cover_what_they_name_and_no_more(tmp_path: Path) -> None:
     assert (len(two.longest), two.others) == (2, len(found.longest) - 2)
     gates = timeline.stretches("gate", window)
     assert sum(each.total or 0 for each in gates.longest) == sum(step["gate"] is not None for step in _steps(run))
+
+
+def test_gaps_lie_between_the_passes_around_them(tmp_path: Path) -> None:
+    path = record(tmp_path, TIGHT, seed=26, requests=70, limits=Limits(passes=5))
+    lost = sorted((path / "rank=0").glob("*.p*"))[3]
+    shutil.rmtree(lost)
+    update_manifest(path, lambda manifest: msgspec.structs.replace(manifest, status="recording"))
+    run = Run.open(path)
+    timeline = Timeline.open(run)
+    (gap,) = timeline.stretches("gap", timeline.window()).longest
+    assert (gap.what, gap.first_pass, gap.last_pass) == ("lost", 14, 20)
+    steps = _steps(run)
+    behind = next(i for i, step in enumerate(steps) if i and step["step"] > steps[i - 1]["step"] + 1)
+    assert gap.begin_ns == steps[behind - 1]["end_ns"]
+    assert gap.end_ns == steps[behind]["start_ns"]
+    before = timeline.window(end_ns=gap.begin_ns - 10)
+    assert timeline.stretches("gap", before).longest == ()
+    parts = timeline.request_parts().to_pylist()
+    over = [row for row in parts if row["admit_ns"] is not None and row["admit_ns"] < gap.begin_ns]
+    assert all(row["prefill_ns"] is None for row in over if (row["first_token_ns"] or 0) > gap.end_ns)
+
+
+def test_what_the_delayer_said(tmp_path: Path) -> None:
+    config = SchedulerConfig(enable_prefill_delayer=True, dp_size=2, max_running_requests=8)
+    lonely = [Arrival(0.1 * n, ask(f"r{n}", prompt(20, n + 1), new=30)) for n in range(10)]
+    run = play(tmp_path, config, lonely, ranks=2)
+    timeline = Timeline.open(run)
+    shares = timeline.shares("delayer", timeline.window(buckets=1, rank=0)).to_pylist()
+    said = Counter(row["delayer_reason"] for row in run.rows("passes", 0) if row["delayer_reason"])
+    assert {row["what"]: row["count"] for row in shares} == said
+    assert said["delay"] > 0
 
 
 def test_windows_by_time_and_by_pass(tmp_path: Path) -> None:
@@ -185,6 +221,47 @@ def test_a_run_under_way_shows_requests_that_have_not_ended(tmp_path: Path) -> N
     assert load["cached_tokens"] == sum(first.values())
     with pytest.raises(RunNotFoundError, match="no step yet"):
         Timeline.open(Run.open(create_run(tmp_path, "empty")))
+
+
+def test_the_end_of_a_run_alone(tmp_path: Path) -> None:
+    arrivals = [Arrival(0.1 * n, ask(f"r{n}", prompt(50, n + 1), new=10), n % 2) for n in range(200)]
+    run = play(tmp_path, SchedulerConfig(), arrivals, ranks=2)
+    whole, end = Timeline.open(run), Timeline.open(run, last_s=5.0)
+    assert 4.9e9 < end.extent.last_ns - end.extent.first_ns < 5.1e9
+    assert end.extent.last_ns == whole.extent.last_ns
+    window = end.window(buckets=5)
+    assert end.load(window).equals(whole.load(window))
+    assert end.shares("stop", window).equals(whole.shares("stop", window))
+    parts = end.latency(window)
+    assert parts.drop_columns(["prefill_mean", "scheduling_mean"]).equals(
+        whole.latency(window).drop_columns(["prefill_mean", "scheduling_mean"])
+    )
+    assert len(end.find("", most=1000)) < 60 < len(whole.find("", most=1000))
+    assert Timeline.open(run, last_s=10_000.0).extent == whole.extent
+
+
+def test_a_name_that_is_used_again_is_another_request(tmp_path: Path) -> None:
+    arrivals = [Arrival(at, ask("same", prompt(40 + int(at), 1), new=5)) for at in (0.0, 1.0)]
+    arrivals.append(Arrival(2.0, ask("same", prompt(42, 1), new=500)))
+    run = play(tmp_path, SchedulerConfig(), arrivals, until=3.0)
+    found = Timeline.open(run).find("same")
+    assert [each.arrive_ns // 10**9 for each in found] == [2, 1, 0]
+    assert [each.end_reason for each in found] == [None, "length", "length"]
+    load = Timeline.open(run).load(Timeline.open(run).window(buckets=1)).to_pylist()[0]
+    assert (load["admitted"], load["prompt_tokens"]) == (3, 40 + 41 + 42)
+    assert load["cached_tokens"] == 40 + 41
+
+
+def test_the_summary_of_a_run_says_the_same(tmp_path: Path) -> None:
+    run, timeline = _timeline(tmp_path)
+    window = timeline.window(buckets=1)
+    (load,), (latency,) = timeline.load(window).to_pylist(), timeline.latency(window).to_pylist()
+    summary = summarize(run)
+    assert summary.hit_rate == load["hit_rate"]
+    assert (summary.prompt_tokens, summary.cached_tokens) == (load["prompt_tokens"], load["cached_tokens"])
+    assert (summary.ttft_p50_s, summary.ttft_p99_s) == (latency["ttft_p50"], latency["ttft_p99"])
+    assert (summary.evicted_tokens, summary.retractions) == (load["evicted_tokens"], load["retractions"])
+    assert summary.requests == load["admitted"]
 
 
 def test_ranks_side_by_side(tmp_path: Path) -> None:
@@ -263,18 +340,25 @@ def test_hit_rates_are_those_of_first_admissions_recounted_from_events(tmp_path:
         assert row["again_cached"] <= row["again_tokens"]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str) -> None:
-    """And the prefill part is the forwards that its own `admit` events name."""
-    run, timeline = _timeline(tmp_path, TIGHT.replace(schedule_policy=policy))
-    steps = {step["step"]: step for step in _steps(run)}
-    forwards: dict[str, list[int]] = defaultdict(list)
-    began: dict[str, int] = {}
+def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str, overlap: bool) -> None:
+    """And the prefill part is the model's time for the batches that its own `admit` events name."""
+    config = TIGHT.replace(schedule_policy=policy, disable_overlap_schedule=not overlap)
+    run, timeline = _timeline(tmp_path, config)
+    model: dict[int, tuple[int, int]] = {}
+    free_ns = 0
+    for step in _steps(run):
+        if step["committed"] is not None:
+            model[step["committed"]] = (max(step["end_ns"] - step["forward_ns"], free_ns), step["end_ns"])
+            free_ns = step["end_ns"]
+    batches: dict[str, list[int]] = defaultdict(list)
+    began: set[str] = set()
     for event in run.rows("events"):
         if event["kind"] == "admit" and event["rid"] not in began:
-            forwards[event["rid"]].append(event["step"])
+            batches[event["rid"]].append(event["step"])
         if event["kind"] == "first_token":
-            began[event["rid"]] = event["step"]
+            began.add(event["rid"])
     parts = timeline.request_parts()
     several = 0
     for row in parts.to_pylist():
@@ -282,8 +366,7 @@ def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str
             continue
         assert row["waited_ns"] + row["prefill_ns"] + row["scheduling_ns"] == row["ttft_ns"]
         assert min(row["waited_ns"], row["prefill_ns"], row["scheduling_ns"]) >= 0
-        own = [steps[number] for number in forwards[row["rid"]]]
+        own = [model[number] for number in batches[row["rid"]]]
         several += len(own) > 1
-        late = own[-1]["end_ns"] - row["first_token_ns"]
-        assert row["prefill_ns"] == sum(step["forward_ns"] for step in own) - late
+        assert row["prefill_ns"] == sum(min(end, row["first_token_ns"]) - begin for begin, end in own)
     assert several > 0
