@@ -16,8 +16,18 @@ class Source(msgspec.Struct, frozen=True):
     """What is recorded."""
 
     kind: str
-    """`engine`: schedscope's own; `sglang`: a server with the plugin; ..."""
+    """`engine`: schedscope's own; `simulation`: that without a model; `sglang`: a server with the plugin."""
     version: str
+
+    @property
+    def is_own(self) -> bool:
+        """It schedules with our core, and tells all about its decisions."""
+        return self.kind in {"engine", "simulation"}
+
+    @property
+    def is_observed(self) -> bool:
+        """It doesn't, and is watched from outside."""
+        return self.kind == "sglang"
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -167,6 +167,18 @@ class Parts:
         last = self.sources[-1] if self.sources else None
         return last is not None and (last.ended if isinstance(last, Journal) else last.index.ended)
 
+    @property
+    def rests(self) -> bool:
+        """The last that was recorded is that there was nothing to do: a writer that is watched holds nothing back then."""
+        last = list(self)[-1:]
+        ticks = [part.table(name, ("seq",)).column("seq") for part in last for name in ("events", "passes", "tokens")]
+        for part in last:
+            steps = part.table("steps", ("seq", "kind"))
+            if len(steps) and steps.column("kind")[-1].as_py() == "idle":
+                tick = steps.column("seq")[-1].as_py()
+                return all(not len(column) or column[-1].as_py() < tick for column in ticks)
+        return False
+
     def count(self, table: str) -> int:
         """Rows of a table."""
         return sum(source.count(table) for source in self.sources)
@@ -345,7 +357,8 @@ def summarize(run_dir: Path, manifest: Manifest) -> tuple[dict[int, dict[str, in
         parts = read_parts(run_dir, rank)
         totals[rank] = {table: parts.count(table) for table in TABLES}
         gaps += map(manifest.explain, parts.gaps())
-        if not parts.ended and not manifest.kept:
+        watched = manifest.source is not None and manifest.source.is_observed
+        if not parts.ended and not manifest.kept and not (watched and parts.rests):
             gaps.append(parts.open_end("cut"))
     return totals, gaps
 

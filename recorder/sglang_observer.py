@@ -179,6 +179,7 @@ class Observer:
             self._entry_times[req.rid] = entry_time
         detail = {"processed_tokens": req.arrival_processed_tokens}
         self._tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
+        self._tracer.hand_over_at_rest()
 
     def aborts(self, rid: str, everyone: bool) -> None:
         """Before requests are taken back: those whose ids begin so, or all."""

@@ -135,6 +135,11 @@ class SourceTracer(RunTracer):
         self._put("steps", (*head, *state, 0, None, [], None, None))
         self._flush()
 
+    def hand_over_at_rest(self) -> None:
+        """Between two steps nothing is held back: the next one may not come."""
+        if self._is_resting():
+            self._flush()
+
     def _step_number(self) -> int:
         return self._number
 

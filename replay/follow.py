@@ -8,7 +8,6 @@ from schedscope.recorder.manifest import Manifest
 from schedscope.recorder.sealer import Follow, Follower
 from schedscope.replay.derive import Deriver
 from schedscope.replay.shadow import ALONE_S, Shadow
-from schedscope.replay.source import OBSERVED, OWN
 
 
 def follow(alone_s: float = ALONE_S) -> Follow:
@@ -20,13 +19,13 @@ def follow(alone_s: float = ALONE_S) -> Follow:
 
     def follower(manifest: Manifest, rank: int) -> Follower | None:
         detail, source = manifest.detail, manifest.source
-        if source is None or source.kind not in OWN | OBSERVED:
+        if source is None or not (source.is_own or source.is_observed):
             return None
         if detail.level == "steps" or detail.tokens == "none":
             return None
         config = SchedulerConfig.from_dict(manifest.config_of(rank))
         shadow = Shadow(config, alone_s=alone_s)
-        if source.kind in OWN:
+        if source.is_own:
             return shadow.advance
         deriver = Deriver(config, rank)
 

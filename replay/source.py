@@ -6,11 +6,6 @@ from collections.abc import Mapping
 
 from schedscope.recorder.manifest import Manifest
 
-OWN = frozenset({"engine", "simulation"})
-"""Kinds of sources that schedule with our core."""
-OBSERVED = frozenset({"sglang"})
-"""Kinds of sources that don't, and were watched."""
-
 UNTOLD: Mapping[str, frozenset[str]] = {
     "decisions": frozenset({"key", "key_names", "partner", "shared_len", "reason", "need", "have"}),
     "passes": frozenset(
@@ -29,4 +24,4 @@ UNTOLD: Mapping[str, frozenset[str]] = {
 
 def is_observed(manifest: Manifest) -> bool:
     """Whether the scheduler was one that we only watched."""
-    return manifest.source is not None and manifest.source.kind in OBSERVED
+    return manifest.source is not None and manifest.source.is_observed

@@ -73,7 +73,7 @@ def test_every_pass_of_a_real_server_is_replayed(tmp_path: Path, name: str, page
     assert answers.count(200) >= 150
     run = the_run(folder)
     assert run.manifest.source is not None
-    assert (run.manifest.source.kind, run.manifest.source_gaps) == ("sglang", [])
+    assert (run.manifest.source.kind, run.manifest.source_gaps, run.gaps) == ("sglang", [], [])
     verdict = verify_views(run, 0)
     assert verdict.divergence is None
     assert verdict.passes == run.passes(0).count > 50
