@@ -169,7 +169,7 @@ class Parts:
 
     @property
     def rests(self) -> bool:
-        """The last that was recorded is that there was nothing to do: a writer that is watched holds nothing back then."""
+        """The last that was recorded is that there was nothing to do. A writer that is watched holds nothing then."""
         last = list(self)[-1:]
         ticks = [part.table(name, ("seq",)).column("seq") for part in last for name in ("events", "passes", "tokens")]
         for part in last:
