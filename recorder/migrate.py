@@ -68,7 +68,7 @@ def _later(version: int) -> range:
 
 # ---- version 2 ---------------------------------------------------------------------------------------------------
 # Keys don't repeat what the row says elsewhere. A decision is hashed as it is packed. Checkpoints have another form.
-# Steps say whose tokens they took in: before, it was always their own batch's.
+# Steps say whose tokens they took in: before, it was always their own batch's. No pass has set a mark that is not set.
 
 
 def _shorter_keys(columns: Columns) -> Columns:
@@ -81,9 +81,13 @@ def _shorter_keys(columns: Columns) -> Columns:
     return {"key": keys, "key_names": names}
 
 
-def _own_batch_committed(columns: Columns) -> Columns:
+def _clearer_steps(columns: Columns) -> Columns:
     ran = [kind not in {"idle", "none"} for kind in columns["kind"]]
-    return {"committed": [step if own else None for step, own in zip(columns["step"], ran, strict=True)]}
+    marks = zip(columns["batch_is_full_pass"], columns["batch_is_full"], strict=True)
+    return {
+        "committed": [step if own else None for step, own in zip(columns["step"], ran, strict=True)],
+        "batch_is_full_pass": [number if is_full else None for number, is_full in marks],
+    }
 
 
 def _without_hash(columns: Columns) -> Columns:
@@ -100,7 +104,7 @@ _ADDED: dict[int, dict[str, dict[str, Any]]] = {
 """Version to table to new columns, with the value that rows of older versions get."""
 
 _CHANGED: dict[int, dict[str, Callable[[Columns], Columns]]] = {
-    2: {"decisions": _shorter_keys, "passes": _without_hash, "steps": _own_batch_committed},
+    2: {"decisions": _shorter_keys, "passes": _without_hash, "steps": _clearer_steps},
 }
 """Version to table to what makes its changed columns from the older ones."""
 

@@ -136,7 +136,8 @@ _STEPS = Table(
             "forward_ns",
             _INT64,
             "ns",
-            "Time from handing a batch to the model until its tokens were there: of the batch of step `committed`.",
+            "Time the model took for the batch of step `committed`: until its tokens were there, from when it was "
+            "handed over or, if that was later, the tokens of the batch before were there.",
             "no batch's tokens were taken in",
         ),
         Column(

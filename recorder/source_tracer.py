@@ -101,7 +101,6 @@ class SourceTracer(RunTracer):
             return
         now_ns = self._clock_ns()
         (record, state), self._formed = self._formed, None
-        launched_ns = None if record.committed is None else self._launched_ns.pop(record.committed, None)
         spent, self._spent_ns = self._spent_ns, 0
         row: Row = (
             record.step,
@@ -113,7 +112,7 @@ class SourceTracer(RunTracer):
             record.now,
             record.begun_ns,
             now_ns,
-            None if launched_ns is None else now_ns - launched_ns,
+            self._forward_ns(record.committed, now_ns),
             spent,
             *state,
             record.batch_tokens or 0,

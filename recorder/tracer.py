@@ -92,6 +92,8 @@ class RunTracer(Tracer):
         self._decide_began_ns = 0
         self._launched_ns: dict[int, int] = {}
         """When batches in flight were handed to the model, by step."""
+        self._model_free_ns = 0
+        """When the last tokens came: the model may have begun with the next batch."""
         self._spent_ns = 0
         """On recording, since the last step's row."""
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
@@ -226,7 +228,6 @@ class RunTracer(Tracer):
         now_ns = self._clock_ns()
         batch = record.batch
         committed = None if record.due is None else record.due.step
-        launched_ns = None if committed is None else self._launched_ns.pop(committed, None)
         self._put(
             "steps",
             (
@@ -239,7 +240,7 @@ class RunTracer(Tracer):
                 record.now,
                 self._decide_began_ns if record.kind != "idle" else formed_ns,
                 now_ns,
-                None if launched_ns is None else now_ns - launched_ns,
+                self._forward_ns(committed, now_ns),
                 self._spent_ns,
                 *facts,
                 0 if batch is None else sum(m.end - m.start for m in batch.members),
@@ -254,6 +255,14 @@ class RunTracer(Tracer):
         self._checkpoint()
         self._flush()
         self._spent_ns = self._clock_ns() - now_ns
+
+    def _forward_ns(self, committed: int | None, now_ns: int) -> int | None:
+        """How long the model took for a batch whose tokens are there now; it computes one at a time."""
+        launched_ns = None if committed is None else self._launched_ns.pop(committed, None)
+        if launched_ns is None:
+            return None
+        began_ns, self._model_free_ns = max(launched_ns, self._model_free_ns), now_ns
+        return now_ns - began_ns
 
     def _checkpoint(self) -> None:
         scheduler = self._scheduler
