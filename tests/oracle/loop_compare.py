@@ -377,10 +377,10 @@ def _finish(live: Live, token: int | None) -> Finish | None:
 class Oracle:
     """A process with SGLang in it."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, watch: str | None) -> None:
         script = Path(__file__).with_name("loop_sglang.py")
         self._process = subprocess.Popen(
-            [python, str(script)],
+            [python, str(script), *(("--watch", watch) if watch is not None else ())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -509,9 +509,12 @@ def main() -> int:
         help="all workloads with overlap, or none; otherwise chance says",
     )
     parser.add_argument("--workloads", metavar="FILE", help="compare these, JSON lines")
+    parser.add_argument(
+        "--watch", metavar="FOLDER", help="SGLang is recorded by schedscope's plugin, into runs in here"
+    )
     parser.add_argument("--shrink", action="store_true", help="print the smallest workload that still differs")
     args = parser.parse_args()
-    oracle = Oracle(args.oracle)
+    oracle = Oracle(args.oracle, args.watch)
     counts: Counter[str] = Counter()
 
     def check(workload: Json, counts: Counter[str]) -> tuple[int, list[str]] | None:

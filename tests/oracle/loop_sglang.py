@@ -11,6 +11,9 @@ Usage, with the Python of an environment that has ``sglang==0.5.23`` and a CPU b
 
     PYTHONPATH=stubs python loop_sglang.py < workloads.jsonl > traces.jsonl
 
+With ``--watch FOLDER`` schedscope's plugin records each workload as it would record a server; schedscope must then be
+installed beside SGLang.
+
 Each line of input is a workload; each gives one line ``{"id": ..., "steps": [...]}``, written before the next one
 is read, so that a process can be kept and asked.  A workload is::
 
@@ -50,6 +53,7 @@ from sglang.srt.managers.schedule_batch import (
     ScheduleBatch,
 )
 from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -141,6 +145,7 @@ class Loop:
         )
         scheduler.metrics_reporter = Nothing()
         scheduler.processor = self._processor()
+        scheduler.loop = self
         self._watch()
         random.seed(config["random_seed"])
 
@@ -174,7 +179,6 @@ class Loop:
         self.retracted: list[str] = []
         self.ended: list[str] = []
         scheduler.beam_coordinator.retire_group = lambda _: None
-        scheduler.send_abort_output = lambda _, req: loop.ended.append(req.rid)
         add = scheduler._add_request_to_queue
 
         def watched_add(req: Req, is_retracted: bool = False) -> None:
@@ -244,10 +248,10 @@ class Loop:
         elif "abort" in event:
             self.scheduler.abort_request(AbortReq(rid=event["abort"]))
         else:
-            return self._flush()
+            return bool(self.scheduler.flush_cache())
         return None
 
-    def _flush(self) -> bool:
+    def flush(self) -> bool:
         """``flush_cache`` without the parts that reach for the device."""
         scheduler = self.scheduler
         if not scheduler.is_fully_idle():
@@ -266,10 +270,7 @@ class Loop:
             tokens.append(output[min(len(req.output_ids), len(output) - 1)])
         result = GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64))
         unfinished = [req for req in batch.reqs if not req.finished()]
-        if batch.forward_mode.is_decode():
-            self.scheduler.processor.process_batch_result_decode(batch, result)
-        else:
-            self.scheduler.processor.process_batch_result_prefill(batch, result)
+        self.scheduler.process_batch_result(batch, result)
         return [
             {"rid": req.rid, "kind": KINDS[type(req.finished_reason)], "tokens": len(req.output_ids)}
             for req in unfinished
@@ -305,6 +306,63 @@ class Loop:
         }
 
 
+def _told(scheduler: Scheduler, abort_req: AbortReq, req: Req) -> None:
+    del abort_req
+    scheduler.loop.ended.append(req.rid)
+
+
+def _flushed(scheduler: Scheduler, empty_cache: bool = True) -> bool:
+    del empty_cache
+    return bool(scheduler.loop.flush())
+
+
+def _processed(scheduler: Scheduler, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
+    if batch.forward_mode.is_decode():
+        scheduler.processor.process_batch_result_decode(batch, result)
+    else:
+        scheduler.processor.process_batch_result_prefill(batch, result)
+
+
+# Of these three only the parts that need neither a socket nor a device.
+Scheduler.send_abort_output = _told
+Scheduler.flush_cache = _flushed
+Scheduler.process_batch_result = _processed
+
+
+class Watch:
+    """schedscope's plugin, on: every workload is recorded into a run of its own below a folder."""
+
+    def __init__(self, folder: str) -> None:
+        from schedscope.recorder.sglang_hooks import register, unapplied
+        from schedscope.recorder.sglang_plugin import GUARD
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        self.folder, self.guard = folder, GUARD
+        missing = register(GUARD, lambda _: None)
+        HookRegistry.apply_hooks()
+        assert not missing | unapplied(), (missing, unapplied())
+
+    @contextlib.contextmanager
+    def watching(self, name: str, scheduler: Scheduler) -> Iterator[None]:
+        """Record what a scheduler does."""
+        from schedscope.recorder.direct_sink import DirectSink
+        from schedscope.recorder.hello import Description, Detail, Source
+        from schedscope.recorder.manifest import create_run
+        from schedscope.recorder.sglang_config import read_config
+        from schedscope.recorder.sglang_observer import Observer
+
+        config = read_config(scheduler)
+        described = Description(source=Source(kind="sglang", version="0.5.23"), config=config.to_dict())
+        run = create_run(self.folder, name)
+        observer = self.guard.observer = Observer(scheduler, config, DirectSink(run, 0, described, detail=Detail()))
+        try:
+            yield
+            assert self.guard.observer is observer, "the observer failed"
+        finally:
+            self.guard.observer = None
+            observer.close()
+
+
 def request(given: Json) -> Req:
     """A request as the scheduler makes it of its input."""
     sampling = SamplingParams(max_new_tokens=given["max_new_tokens"], ignore_eos=given.get("ignore_eos", False))
@@ -320,7 +378,7 @@ def request(given: Json) -> Req:
     )
 
 
-def run(workload: Json) -> Json:
+def run(workload: Json, watch: Watch | None = None) -> Json:
     """The trace of one workload."""
     config = oracle.CONFIG_DEFAULTS | LOOP_DEFAULTS | workload["config"]
     oracle.check_keys(workload["config"], oracle.CONFIG_DEFAULTS | LOOP_DEFAULTS, "config")
@@ -328,8 +386,10 @@ def run(workload: Json) -> Json:
     with oracle.data_parallel(1, attention=False), configured(config):
         oracle.CLOCK.now = oracle.START_TIME
         try:
-            with oracle.gathering(oracle.Gather([])):
+            with oracle.gathering(oracle.Gather([])), contextlib.ExitStack() as stack:
                 loop = Loop(workload, config)
+                if watch is not None:
+                    stack.enter_context(watch.watching(workload["id"], loop.scheduler))
                 last = max((event["step"] for event in workload["events"]), default=-1)
                 for number in range(workload["steps"]):
                     if number > last + 1 and loop.scheduler.is_fully_idle():
@@ -349,11 +409,12 @@ def main() -> int:
     """Command line."""
     results = oracle.claim_stdout()
     oracle.publish()
+    watch = Watch(sys.argv[sys.argv.index("--watch") + 1]) if "--watch" in sys.argv else None
     for line in sys.stdin:
         workload = json.loads(line)
         started = time.monotonic()
         try:
-            trace = run(workload)
+            trace = run(workload, watch)
         except Exception as error:
             if "--verbose" in sys.argv:
                 raise
