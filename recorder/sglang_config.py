@@ -42,7 +42,7 @@ def read_config(scheduler: Any) -> SchedulerConfig:
         "chunked_prefill_size": scheduler.chunked_prefill_size,
         "enable_mixed_chunk": scheduler.is_mixed_chunk,
         "disable_overlap_schedule": not scheduler.enable_overlap,
-        "disable_radix_cache": scheduler.disable_radix_cache,
+        "disable_radix_cache": bool(scheduler.tree_cache.disable),
         "radix_force_miss": envs.SGLANG_RADIX_FORCE_MISS.get(),
         "radix_eviction_policy": memory.radix_eviction_policy.lower(),
         "in_batch_prefix_caching_check_threshold": policy.IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD,

@@ -88,6 +88,16 @@ class _Entered(NamedTuple):
     free_rows: int
 
 
+class _Idle(NamedTuple):
+    """Turns in a row that had nothing to do."""
+
+    began_ns: int
+    began: float
+    """Seconds on the scheduler's clock."""
+    turns: int
+    state: StateFacts
+
+
 class Observer:
     """Records one scheduler.
 
@@ -108,8 +118,7 @@ class Observer:
         self._step = self._passes = 0
         self._now = 0.0
         self._begun_ns = 0
-        self._idle: tuple[int, float, int] | None = None
-        """When the idle time began, ns and s, and its turns."""
+        self._idle: _Idle | None = None
         self._pass: _Pass | None = None
         self._entered: _Entered | None = None
         self._in_flight: deque[int] = deque()
@@ -277,11 +286,11 @@ class Observer:
             and not scheduler.waiting_queue
             and not running.reqs
             and scheduler.chunked_req is None
-            and not scheduler.last_batch
+            and not (scheduler.enable_overlap and scheduler.last_batch)
             and self._forms_pass is None
         )
         if is_idle:
-            self._go_idle()
+            self._go_idle(running)
             return
         self._end_idle()
         extend = (batch.extend_num_tokens or 0) if batch is not None else 0
@@ -298,18 +307,7 @@ class Observer:
             reports=self._reports,
             given=Given(self._entry_times, self._chance) if self._entry_times or self._chance else NOTHING_GIVEN,
         )
-        state = StateFacts(
-            running=len(running.reqs),
-            queue_len=len(scheduler.waiting_queue),
-            available=self._pool.available_size(),
-            evictable=self._cache.evictable_size(),
-            protected=self._cache.protected_size(),
-            pool_size=self._pool.size,
-            batch_is_full=running.batch_is_full,
-            batch_is_full_pass=self._full_since if running.batch_is_full else None,
-            new_token_ratio=scheduler.new_token_ratio_tracker.current,
-            processed_tokens=scheduler.processed_tokens_counter + extend,
-        )
+        state = self._state(running, extend)
         self._gate, self._forms_pass, self._retracted, self._reports = None, None, [], ()
         self._entry_times, self._chance = {}, None
         self._tracer.begin_step(record, state)
@@ -325,39 +323,39 @@ class Observer:
             return self._in_flight.popleft() if self._in_flight else None
         return None
 
-    def _go_idle(self) -> None:
-        self._gate = None
-        now_ns = self._begun_ns
-        if self._idle is None:
-            self._idle = (now_ns, self._now, 1)
-            return
-        began_ns, began, turns = self._idle
-        self._idle = (began_ns, began, turns + 1)
-        if now_ns - began_ns > IDLE_NS:
-            self._end_idle()
-
-    def _end_idle(self) -> None:
-        if self._idle is None:
-            return
-        began_ns, began, turns = self._idle
-        self._idle = None
-        self._tracer.idle(self._step, turns, began, began_ns, self._idle_state())
-        self._step += turns
-
-    def _idle_state(self) -> StateFacts:
+    def _state(self, running: Batch, extend: int) -> StateFacts:
         scheduler = self._scheduler
         return StateFacts(
-            running=0,
-            queue_len=0,
+            running=len(running.reqs),
+            queue_len=len(scheduler.waiting_queue),
             available=self._pool.available_size(),
             evictable=self._cache.evictable_size(),
             protected=self._cache.protected_size(),
             pool_size=self._pool.size,
-            batch_is_full=scheduler.running_batch.batch_is_full,
-            batch_is_full_pass=None,
+            batch_is_full=running.batch_is_full,
+            batch_is_full_pass=self._full_since if running.batch_is_full else None,
             new_token_ratio=scheduler.new_token_ratio_tracker.current,
-            processed_tokens=scheduler.processed_tokens_counter,
+            processed_tokens=scheduler.processed_tokens_counter + extend,
         )
+
+    def _go_idle(self, running: Batch) -> None:
+        self._gate = None
+        idle = self._idle
+        if idle is None:
+            self._idle = _Idle(self._begun_ns, self._now, 1, self._state(running, 0))
+        else:
+            self._idle = idle._replace(turns=idle.turns + 1)
+            if self._begun_ns - idle.began_ns > IDLE_NS:
+                self._end_idle()
+
+    def _end_idle(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is None:
+            return
+        # The turn itself resets this, once it is told.
+        state = idle.state._replace(new_token_ratio=self._scheduler.new_token_ratio_tracker.current)
+        self._tracer.idle(self._step, idle.turns, idle.began, idle.began_ns, state)
+        self._step += idle.turns
 
     def computes(self, batch: Batch) -> None:
         """Before a batch's results are taken in."""
