@@ -120,8 +120,7 @@ class Scheduler:
 
     def idle(self, now: float, turns: int = 1) -> None:
         """There is nothing to do, so many steps in a row: estimates start afresh."""
-        self.state.merge_prefill()
-        self.state.drop_finished()
+        self._settle(now)
         self.state.new_token_ratio = self.state.first_new_token_ratio
         number = self.steps
         self.steps += turns

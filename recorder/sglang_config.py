@@ -33,13 +33,11 @@ def read_config(scheduler: Any) -> SchedulerConfig:
     schedule, memory, parallel = context.get_schedule(), context.get_memory(), context.get_parallel()
     timeout = envs.SGLANG_REQ_WAITING_TIMEOUT.get()
     delay_ms = schedule.prefill_delayer_max_delay_ms
-    settings: dict[str, Any] = {name: getattr(schedule, name) for name in _SCHEDULE}
+    settings: dict[str, Any] = {name: getattr(scheduler, name) for name in _SCHEDULER}
+    settings |= {name: getattr(schedule, name) for name in _SCHEDULE}
     settings |= {
-        "page_size": scheduler.page_size,
         "max_total_tokens": scheduler.token_to_kv_pool_allocator.size,
         "max_running_requests": parallel.pp_max_micro_batch_size,
-        "max_prefill_tokens": scheduler.max_prefill_tokens,
-        "chunked_prefill_size": scheduler.chunked_prefill_size,
         "enable_mixed_chunk": scheduler.is_mixed_chunk,
         "disable_overlap_schedule": not scheduler.enable_overlap,
         "disable_radix_cache": bool(scheduler.tree_cache.disable),
@@ -52,7 +50,6 @@ def read_config(scheduler: Any) -> SchedulerConfig:
         "waiting_prefix_refresh_interval": policy.WAITING_PREFIX_REFRESH_INTERVAL,
         "clip_max_new_tokens": policy.CLIP_MAX_NEW_TOKENS,
         "ignore_eos_reserve_tokens": policy.IGNORE_EOS_RESERVE_TOKENS,
-        "truncation_align_size": scheduler.truncation_align_size,
         "init_new_token_ratio": envs.SGLANG_INIT_NEW_TOKEN_RATIO.get(),
         "min_new_token_ratio_factor": envs.SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR.get(),
         "new_token_ratio_decay_steps": envs.SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS.get(),
@@ -61,7 +58,6 @@ def read_config(scheduler: Any) -> SchedulerConfig:
         "prefill_delayer_max_prefill_bs_window_size": envs.SGLANG_PREFILL_DELAYER_MAX_PREFILL_BS_WINDOW_SIZE.get(),
         "dp_size": parallel.num_dp_ranks,
         "enable_dp_attention": parallel.attn_dp_enabled,
-        "max_queued_requests": scheduler.max_queued_requests,
         "req_waiting_timeout": timeout if timeout > 0 else None,
     }
     if settings["chunked_prefill_size"] is None:
@@ -69,14 +65,22 @@ def read_config(scheduler: Any) -> SchedulerConfig:
     return SchedulerConfig.from_dict(settings)
 
 
-_SCHEDULE = (
+_SCHEDULER = (
     "schedule_policy",
-    "prefill_max_requests",
+    "page_size",
+    "max_prefill_tokens",
+    "chunked_prefill_size",
     "enable_priority_scheduling",
     "schedule_low_priority_values_first",
     "priority_scheduling_preemption_threshold",
-    "disable_priority_preemption",
     "abort_on_priority_when_disabled",
+    "truncation_align_size",
+    "max_queued_requests",
+)
+"""Fields that a scheduler has under the same names."""
+_SCHEDULE = (
+    "prefill_max_requests",
+    "disable_priority_preemption",
     "min_free_slots_delay",
     "schedule_conservativeness",
     "retraction_policy",
@@ -85,7 +89,7 @@ _SCHEDULE = (
     "prefill_delayer_token_usage_low_watermark",
     "prefill_delayer_queue_min_ratio",
 )
-"""Fields that SGLang keeps together under the same names."""
+"""Fields that SGLang's configuration has."""
 
 
 def source_gaps(scheduler: Any) -> list[Gap]:

@@ -236,6 +236,7 @@ class Observer:
         scheduler = self._scheduler
         chunk = scheduler.chunked_req
         if chunk is None and not scheduler.waiting_queue:
+            self._gate = self._name_gate(running.batch_is_full, False, 0, len(running.reqs), 1)
             return
         self._entered = _Entered(
             running,
@@ -250,28 +251,21 @@ class Observer:
             scheduler.req_to_token_pool.available_size(),
         )
 
+    def _name_gate(self, batch_is_full: bool, chunked: bool, waiting: int, running: int, free_rows: int) -> str | None:
+        plan = gate(self._config, batch_is_full, chunked, waiting, running, free_rows)
+        return None if plan is None else plan.gate
+
     def leaves(self, running: Batch) -> None:
         """After a turn has looked for requests to prefill."""
         entered, self._entered = self._entered, None
         made, self._pass = self._pass, None
         if made is not None:
             assert entered is not None
-            self._finish_pass(
-                made, entered, running.batch_is_full if made.batch_is_full is None else made.batch_is_full
-            )
-        else:
-            facts = (False, False, 0, 0, 0)
-            if entered is not None:
-                rows = entered.free_rows
-                facts = (
-                    entered.batch_is_full,
-                    entered.chunked is not None,
-                    entered.waiting,
-                    len(entered.running),
-                    rows,
-                )
-            plan = gate(self._config, *facts)
-            self._gate = plan.gate if plan is not None else None
+            full = running.batch_is_full if made.batch_is_full is None else made.batch_is_full
+            self._finish_pass(made, entered, full)
+        elif entered is not None:
+            facts = (entered.waiting, len(entered.running), entered.free_rows)
+            self._gate = self._name_gate(entered.batch_is_full, entered.chunked is not None, *facts)
         if not running.batch_is_full:
             self._full_since = None
         elif entered is not None and not entered.batch_is_full:
