@@ -58,7 +58,8 @@ FROM (
     SELECT *, (
         gate IS NULL
         OR expected IS DISTINCT FROM step
-        OR (lag(pass) OVER earlier IS NULL AND (gate, mark) IS DISTINCT FROM (lag(gate) OVER earlier, lag(mark) OVER earlier))
+        OR (lag(pass) OVER earlier IS NULL
+            AND (gate, mark) IS DISTINCT FROM (lag(gate) OVER earlier, lag(mark) OVER earlier))
     )::INT AS begins
     FROM step WINDOW earlier AS (PARTITION BY rank ORDER BY step)
 );
@@ -229,7 +230,7 @@ FROM passes p
 """
 
 _JUDGED = """
--- Whoever was overtaken in a pass waited for that, unless it would not have fitted anyway. Else for what ended the pass.
+-- Whoever was overtaken in a pass waited for that, unless it would not have fitted anyway; else for what ended it.
 CREATE TEMP TABLE judged AS
 SELECT p.id, p.rank, p.pass, p.ns, p.gated, p.gate, p.mark, p.steps,
     d.entry, d.matched, d.urgency, d.deprioritized, d.partner, d.reason, d.short,
@@ -321,8 +322,8 @@ def charge(connection: duckdb.DuckDBPyConnection) -> None:
     """Make the tables `span` and `charge` out of the log's.
 
     Args:
-        connection: with `events` and `requests` of those whose time is charged, and as far as their spans reach `steps`,
-            `passes` and `decisions`: the columns above; of decisions also those one recorded pass before, and those of
-            passes that set a batch-full mark that they met.
+        connection: with the columns above of `events` and `requests` of those whose time is charged, and as far as their
+            spans reach of `steps`, `passes` and `decisions`; of the latter two also one recorded pass before, and passes
+            that set a batch-full mark that they met.
     """
     connection.execute(_STEPS + _SPANS + _PIECES + _SAID + _JUDGED + _CHARGED)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
-from schedscope.engine.errors import RunNotFoundError
 from schedscope.replay.charges import (
     DECISION_COLUMNS,
     EVENT_COLUMNS,
@@ -183,7 +182,7 @@ def request_ledger(run: Run, rid: str, rank: int | None = None) -> RequestLedger
     """
     rows = run.request_rows(rid, rank)
     rank = _rank_of(rows) if rank is None else rank
-    life = _last_life(run, rank, rid, rows)
+    life = _last_life(run, rank, rows)
     connection = duckdb.connect()
     for name, table in _tables_around(run, rank, life).items():
         connection.register(name, table)
@@ -291,17 +290,17 @@ def _span(
 
 def _rank_of(rows: Rows) -> int:
     """The rank that knows the request; the last one to hear of it if several do."""
-    ranks = [row["rank"] for name in ("requests", "events", "decisions") for row in rows[name]]
+    ranks: list[int] = [row["rank"] for name in ("requests", "events", "decisions") for row in rows[name]]
     ended = {row["rank"]: row["finish_ns"] for row in rows["requests"]}
     return max(ranks, key=lambda rank: (rank not in ended, ended.get(rank, 0)))
 
 
 def _lives(rows: Rows) -> int:
-    arrived = sum(row["kind"] == "arrive" for row in rows["events"])
+    arrived: int = sum(row["kind"] == "arrive" for row in rows["events"])
     return max(arrived, len(rows["requests"]))
 
 
-def _last_life(run: Run, rank: int, rid: str, rows: Rows) -> Rows:
+def _last_life(run: Run, rank: int, rows: Rows) -> Rows:
     """The rows of the last request of this name."""
     mine = {name: [row for row in rows[name] if row["rank"] == rank] for name in rows}
     if _lives(mine) < 2:
