@@ -322,8 +322,8 @@ def charge(connection: duckdb.DuckDBPyConnection) -> None:
     """Make the tables `span` and `charge` out of the log's.
 
     Args:
-        connection: with the columns above of `events` and `requests` of those whose time is charged, and as far as their
-            spans reach of `steps`, `passes` and `decisions`; of the latter two also one recorded pass before, and passes
-            that set a batch-full mark that they met.
+        connection: with the columns above of `events` and `requests` of those whose time is charged, and as far as
+            their spans reach of `steps`, `passes` and `decisions`; of the latter two also one recorded pass before, and
+            passes that set a batch-full mark that they met.
     """
     connection.execute(_STEPS + _SPANS + _PIECES + _SAID + _JUDGED + _CHARGED)

@@ -180,6 +180,11 @@ def request_ledger(run: Run, rid: str, rank: int | None = None) -> RequestLedger
 
     Reads what happened while it waited, not the whole run. Raises RunNotFoundError for an unknown request or rank.
     """
+    return ledger_of(run, rid, rank)[0]
+
+
+def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedger, Rows]:
+    """The same with the request's own rows: of `decisions` in ascending order of passes, `events` and `requests`."""
     rows = run.request_rows(rid, rank)
     rank = _rank_of(rows) if rank is None else rank
     life = _last_life(run, rank, rows)
@@ -191,7 +196,7 @@ def request_ledger(run: Run, rid: str, rank: int | None = None) -> RequestLedger
     lost = sum(row["retractions"] + row["preemptions"] for row in life["requests"])
     spans = tuple(_span(run, rank, rid, *row) for row in connection.execute(_SPANS).fetchall())
     parts = tuple(Part(*row) for row in connection.execute(_PARTS).fetchall())
-    return RequestLedger(rank, rid, spans, parts, _lives(rows), 0 if measured else lost)
+    return RequestLedger(rank, rid, spans, parts, _lives(rows), 0 if measured else lost), life
 
 
 def run_ledger(run: Run, most: int = 10) -> RunLedger:
