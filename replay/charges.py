@@ -52,26 +52,29 @@ SELECT rank, step, count, pass, gate, start_ns, end_ns,
     lead(start_ns) OVER earlier AS next_ns
 FROM steps WINDOW earlier AS (PARTITION BY rank ORDER BY step);
 
+-- `behind` is the last pass, unless records are missing since.
 CREATE TEMP TABLE placed AS
-SELECT *, sum(begins) OVER (PARTITION BY rank ORDER BY step ROWS UNBOUNDED PRECEDING)::BIGINT AS slot
+SELECT * EXCLUDE stretch, max(pass) OVER (PARTITION BY rank, stretch ORDER BY step ROWS UNBOUNDED PRECEDING) AS behind
 FROM (
-    SELECT *, (
+    SELECT *, sum(begins) OVER sofar AS slot, sum((expected IS DISTINCT FROM step)::INT) OVER sofar AS stretch
+    FROM (SELECT *, (
         gate IS NULL
         OR expected IS DISTINCT FROM step
         OR (lag(pass) OVER earlier IS NULL
             AND (gate, mark) IS DISTINCT FROM (lag(gate) OVER earlier, lag(mark) OVER earlier))
     )::INT AS begins
-    FROM step WINDOW earlier AS (PARTITION BY rank ORDER BY step)
+    FROM step WINDOW earlier AS (PARTITION BY rank ORDER BY step))
+    WINDOW sofar AS (PARTITION BY rank ORDER BY step ROWS UNBOUNDED PRECEDING)
 );
 
 -- A pass with the gated steps behind it, or gated steps that are alike; up to the next one, but for what is missing.
 CREATE TEMP TABLE slot AS
-SELECT rank, slot, pass, gate, mark, steps, begin_ns, end_ns,
+SELECT rank, slot, pass, behind, gate, mark, steps, begin_ns, end_ns,
     CASE WHEN next_ns IS NULL THEN 9223372036854775807 WHEN missing = 0 THEN next_ns ELSE last_ns END AS until_ns,
     coalesce(gated_ns, until_ns) AS gated_ns,
     coalesce(next_ns, 9223372036854775807) AS gap_until_ns
 FROM (
-    SELECT rank, slot, any_value(pass) AS pass, any_value(gate) AS gate, any_value(mark) AS mark,
+    SELECT rank, slot::BIGINT AS slot, any_value(pass) AS pass, any_value(behind) AS behind, any_value(gate) AS gate, any_value(mark) AS mark,
         coalesce(sum(count) FILTER (pass IS NULL), 0)::BIGINT AS steps,
         min(start_ns) AS begin_ns, min(end_ns) AS end_ns, max(end_ns) AS last_ns,
         min(start_ns) FILTER (gate IS NOT NULL) AS gated_ns,
@@ -153,10 +156,10 @@ CREATE TEMP TABLE bounded AS
 SELECT s.*, least(coalesce(first.start_ns, s.leave_ns), s.leave_ns) AS look_ns,
     CASE WHEN first.expected IS NULL AND first.step > 0 THEN -9223372036854775807
          WHEN first.expected <> first.step THEN first.before_ns END AS gap_ns,
-    first.slot AS first_slot, final.slot AS last_slot
+    first.slot::BIGINT AS first_slot, final.slot::BIGINT AS last_slot
 FROM span s
     ASOF LEFT JOIN placed first ON first.rank = s.rank AND s.enter_ns <= first.start_ns
-    ASOF LEFT JOIN placed final ON final.rank = s.rank AND s.leave_ns > final.start_ns;
+    ASOF LEFT JOIN placed final ON final.rank = s.rank AND s.leave_ns >= final.start_ns;
 
 -- Until the first step that could look at it.
 CREATE TEMP TABLE early AS
@@ -167,7 +170,7 @@ FROM (SELECT *, CASE WHEN gap_ns IS NULL THEN 0 ELSE greatest(look_ns - greatest
 -- `ns` before the gated steps begin, `gated` in them. Who came in the midst of them was not in the pass before.
 CREATE TEMP TABLE piece AS
 SELECT b.id, b.name, b.rank, t.slot, CASE WHEN b.look_ns <= t.begin_ns THEN t.pass END AS pass,
-    t.gate, t.mark, t.steps,
+    t.behind, t.gate, t.mark, t.steps,
     greatest(least(t.gated_ns, b.leave_ns) - greatest(t.begin_ns, b.look_ns), 0) AS ns,
     greatest(least(t.until_ns, b.leave_ns) - greatest(t.gated_ns, b.look_ns), 0) AS gated,
     greatest(least(t.gap_until_ns, b.leave_ns) - t.until_ns, 0) AS gap,
@@ -232,7 +235,7 @@ FROM passes p
 _JUDGED = """
 -- Whoever was overtaken in a pass waited for that, unless it would not have fitted anyway; else for what ended it.
 CREATE TEMP TABLE judged AS
-SELECT p.id, p.rank, p.pass, p.ns, p.gated, p.gate, p.mark, p.steps,
+SELECT p.id, p.rank, p.pass, p.ns, p.gated, 1 AS times, p.gate, p.mark, p.steps,
     d.entry, d.matched, d.urgency, d.deprioritized, d.partner, d.reason, d.short,
     e.active_policy, e.head, e.head_reason, e.head_short, e.spent_reason, e.stop,
     CASE
@@ -256,14 +259,23 @@ FROM piece p
     LEFT JOIN said d ON d.rank = p.rank AND d.pass = p.pass AND d.name = p.name
     LEFT JOIN ending e ON e.rank = p.rank AND e.pass = p.pass
 WHERE p.pass IS NOT NULL AND NOT p.deciding;
+
+-- While the gates stay shut, what others took from the overtaken is still theirs: these would be running.
+CREATE TEMP TABLE tail AS
+SELECT p.id, p.slot, p.behind, p.gated FROM piece p
+WHERE p.pass IS NULL AND p.gated > 0 AND EXISTS (
+    FROM judged j WHERE j.id = p.id AND j.pass = p.behind AND j.cause IN ('overtaken', 'held_back'));
+
+INSERT INTO judged
+SELECT j.* REPLACE (0 AS ns, t.gated AS gated, 0 AS times) FROM tail t JOIN judged j ON j.id = t.id AND j.pass = t.behind;
 """
 
 _CHARGED = """
 CREATE TEMP TABLE charge AS
 WITH gated AS (
-    -- While the gate stays shut, what it took from the overtaken is theirs: they would be running.
     SELECT id, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')
-    UNION ALL SELECT id, gate, mark, steps, gated FROM piece WHERE pass IS NULL AND gated > 0
+    UNION ALL
+    SELECT id, gate, mark, steps, gated FROM piece ANTI JOIN tail USING (id, slot) WHERE pass IS NULL AND gated > 0
 ),
 single AS (
     SELECT id, 'step_in_progress' AS cause, NULL AS name, NULL AS reason, ns, 0 AS gated, 1 AS times, NULL AS pass,
@@ -283,7 +295,7 @@ single AS (
         CASE cause WHEN 'held_back' THEN n.name WHEN 'blocked_head' THEN head END,
         CASE cause WHEN 'memory' THEN reason WHEN 'blocked_head' THEN head_reason WHEN 'no_slot' THEN stop END,
         CASE cause WHEN 'held_back' THEN ns + gated ELSE ns END, CASE cause WHEN 'held_back' THEN gated ELSE 0 END,
-        1, pass,
+        times, pass,
         CASE cause WHEN 'memory' THEN short WHEN 'blocked_head' THEN head_short END
     FROM judged LEFT JOIN name n ON n.rid = judged.partner
     WHERE cause NOT IN ('overtaken', 'memory_spent', 'input_budget', 'chunk_budget', 'prefill_max_requests')
@@ -295,7 +307,7 @@ shared AS (
             WHEN j.active_policy IN ('lpm', 'priority') AND NOT j.deprioritized AND l.matched > j.matched
                 THEN 'longer_match'
             ELSE 'order' END AS cause,
-        l.name, NULL AS reason, j.ns + j.gated AS ns, j.gated, l.upto, l.extend_len AS own, j.total, j.pass,
+        l.name, NULL AS reason, j.ns + j.gated AS ns, j.gated, l.upto, l.extend_len AS own, j.total, j.times, j.pass,
         NULL AS short
     FROM (
         SELECT j.*, late.upto AS total FROM judged j ASOF JOIN joined late
@@ -304,7 +316,7 @@ shared AS (
     ) j JOIN joined l ON l.rank = j.rank AND l.pass = j.pass AND l.entry > j.entry
     UNION ALL
     SELECT j.id, j.cause, s.name, coalesce(j.reason, j.head_reason, j.spent_reason, j.stop), j.ns, 0,
-        coalesce(s.upto, 1), coalesce(s.extend_len, 1), coalesce(s.total, 1), j.pass, coalesce(j.short, j.head_short)
+        coalesce(s.upto, 1), coalesce(s.extend_len, 1), coalesce(s.total, 1), 1, j.pass, coalesce(j.short, j.head_short)
     FROM judged j LEFT JOIN spender s ON s.rank = j.rank AND s.pass = j.pass
     WHERE j.cause IN ('memory_spent', 'input_budget', 'chunk_budget', 'prefill_max_requests')
 )
@@ -313,7 +325,7 @@ UNION ALL
 SELECT id, cause, name, reason,
     ns // total * own + ns % total * upto // total - ns % total * (upto - own) // total,
     gated // total * own + gated % total * upto // total - gated % total * (upto - own) // total,
-    1, pass, short
+    times, pass, short
 FROM shared;
 """
 

@@ -36,10 +36,13 @@ from schedscope.replay.flip import (
     situation_of,
     under_policies,
 )
+from schedscope.replay.from_view import see
 from schedscope.replay.ledger import RequestLedger, Rows, ledger_of
 from schedscope.replay.moment import Moment
 from schedscope.replay.provenance import CacheListener, Eviction, Origin, look_back, origin
 from schedscope.replay.replayer import Replayer
+from schedscope.replay.source import is_observed
+from schedscope.replay.verify_view import difference
 
 _HOLDERS = 3
 """Running requests that are named as holding memory."""
@@ -252,7 +255,7 @@ def _explain_moment(replayer: Replayer, moment: Moment, heard: CacheListener, on
     if plan.ordering is None or plan.admission is None:
         raise RunFormatError(f"{run.path}: rank {rank}: no pass comes out where pass {number} was recorded")
     rows = run.pass_rows(rank, number)
-    _check_recorded(run, rank, number, moment.config, plan, rows)
+    _check_recorded(replayer, number, plan, rows)
     verdicts = {verdict.rid: verdict for verdict in plan.admission.verdicts}
     chunk = next((v for v in plan.admission.verdicts if v.result is Result.CHUNK), None)
     ranked = plan.ordering.ranked
@@ -280,11 +283,18 @@ def _explain_moment(replayer: Replayer, moment: Moment, heard: CacheListener, on
     )
 
 
-def _check_recorded(run: Run, rank: int, number: int, config: SchedulerConfig, plan: Plan, rows: Rows) -> None:
+def _check_recorded(replayer: Replayer, number: int, plan: Plan, rows: Rows) -> None:
     """Raises DivergenceError unless the plan is the recorded one."""
-    block = block_size(config.to_dict()) if run.manifest.detail.tokens == "hashed" else 1
-    recorded = rows["passes"][0]["decision_hash"]
-    if recorded is not None and recorded != decision_hash(pack_decision(plan, block)[1]):
+    run, rank = replayer.run, replayer.rank
+    if is_observed(run.manifest):
+        seen = see(replayer.parts, replayer.config, number)
+        decisions = run.table("decisions", rank, passes=(number, number)).combine_chunks()
+        same = seen is not None and difference(seen, plan, rank, decisions) is None
+    else:
+        block = block_size(replayer.config.to_dict()) if run.manifest.detail.tokens == "hashed" else 1
+        recorded = rows["passes"][0]["decision_hash"]
+        same = recorded in {None, decision_hash(pack_decision(plan, block)[1])}
+    if not same:
         raise DivergenceError(
             f"{run.path}: rank {rank}: pass {number} does not come out as recorded, so nothing of it is explained; "
             f"schedscope replay pass {number} names the first difference"

@@ -235,7 +235,7 @@ _PARTS = """
 SELECT c.cause, s.after, n.rid, c.reason, sum(c.ns)::BIGINT AS ns, sum(c.gated)::BIGINT, sum(c.times)::BIGINT,
     min(c.pass), max(c.pass), arg_max(c.pass, c.ns), max(c.short)::BIGINT
 FROM charge c JOIN span s ON s.id = c.id LEFT JOIN name n ON n.name = c.name
-GROUP BY c.cause, s.after, n.rid, c.reason ORDER BY ns DESC, c.cause, n.rid
+GROUP BY c.cause, s.after, n.rid, c.reason ORDER BY ns DESC, c.cause, n.rid, c.reason
 """
 _TOTAL = """
 SELECT coalesce(sum(leave_ns - enter_ns), 0)::BIGINT, count(DISTINCT (rank, rid)), count(*) FILTER (left_as IS NULL)

@@ -88,6 +88,11 @@ class CacheListener(Listener):
         self._scheduler = scheduler
         self.known_since = scheduler.passes
 
+    def detach(self, number: int) -> None:
+        """Nothing is known of what was cached before this pass."""
+        self.__init__()  # type: ignore[misc]
+        self.known_since = number
+
     def on_event(self, event: Event) -> None:
         """Note insertions, evictions, and the ends of requests, whose outputs are kept."""
         if event.kind == "evict":
