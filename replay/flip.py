@@ -260,6 +260,7 @@ def find_flip(situation: Situation, rid: str, name: str, goal: int | None = None
     Raises KeyError for a request that is not in the queue.
     """
     lever = LEVERS[name]
+    situation.waiting(rid)
     most = lever.most(situation, rid)
     if most < 1 or reached(fate_of(situation.decide(), rid), goal):
         return None
