@@ -214,7 +214,8 @@ SELECT rank, pass, name, entry, matched, urgency, deprioritized,
 FROM said WHERE admitted AND place_before IS NOT NULL;
 
 CREATE TEMP TABLE newest AS
-SELECT rank, pass, max(entry) AS entry, max(entry) FILTER (NOT deprioritized) AS plain_entry
+SELECT rank, pass, max(entry) AS entry, max(entry) FILTER (NOT deprioritized) AS plain_entry,
+    CASE WHEN count(*) = 1 THEN any_value(extend_len) END AS only_one
 FROM joined GROUP BY rank, pass;
 
 CREATE TEMP TABLE spender AS
@@ -224,7 +225,7 @@ SELECT rank, pass, name, extend_len,
 FROM said WHERE admitted;
 
 CREATE TEMP TABLE ending AS
-SELECT p.*, newest.entry AS newest, newest.plain_entry AS newest_plain,
+SELECT p.*, newest.entry AS newest, newest.plain_entry AS newest_plain, newest.only_one,
     head.name AS head, head.reason AS head_reason, head.short AS head_short, spent.reason AS spent_reason
 FROM passes p
     LEFT JOIN newest USING (rank, pass)
@@ -237,7 +238,6 @@ _JUDGED = """
 CREATE TEMP TABLE judged AS
 SELECT p.id, p.rank, p.pass, p.ns, p.gated, 1 AS times, p.gate, p.mark, p.steps,
     d.entry, d.matched, d.urgency, d.deprioritized, d.partner, d.reason, d.short,
-    e.active_policy, e.head, e.head_reason, e.head_short, e.spent_reason, e.stop,
     CASE
         WHEN d.name IS NULL THEN 'unrecorded'
         WHEN d.reason = 'delayed' THEN 'delayer'
@@ -273,9 +273,10 @@ SELECT j.* REPLACE (0 AS ns, t.gated AS gated, 0 AS times) FROM tail t JOIN judg
 _CHARGED = """
 CREATE TEMP TABLE charge AS
 WITH gated AS (
-    SELECT id, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')
+    SELECT id, rank, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')
     UNION ALL
-    SELECT id, gate, mark, steps, gated FROM piece ANTI JOIN tail USING (id, slot) WHERE pass IS NULL AND gated > 0
+    SELECT id, rank, gate, mark, steps, gated FROM piece ANTI JOIN tail USING (id, slot)
+    WHERE pass IS NULL AND gated > 0
 ),
 single AS (
     SELECT id, 'step_in_progress' AS cause, NULL AS name, NULL AS reason, ns, 0 AS gated, 1 AS times, NULL AS pass,
@@ -289,7 +290,7 @@ single AS (
     SELECT g.id, CASE g.gate WHEN 'batch_is_full' THEN 'batch_full' WHEN 'no_slot' THEN 'no_slot'
             WHEN 'min_free_slots_delay' THEN 'min_free_slots_delay' ELSE 'step_in_progress' END,
         e.head, coalesce(e.head_reason, e.spent_reason, e.stop), g.gated, g.gated, g.steps, g.mark, e.head_short
-    FROM gated g LEFT JOIN ending e ON e.pass = g.mark AND e.rank = (SELECT rank FROM span WHERE span.id = g.id)
+    FROM gated g LEFT JOIN ending e ON e.rank = g.rank AND e.pass = g.mark
     UNION ALL
     SELECT id, cause,
         CASE cause WHEN 'held_back' THEN n.name WHEN 'blocked_head' THEN head END,
@@ -297,27 +298,35 @@ single AS (
         CASE cause WHEN 'held_back' THEN ns + gated ELSE ns END, CASE cause WHEN 'held_back' THEN gated ELSE 0 END,
         times, pass,
         CASE cause WHEN 'memory' THEN short WHEN 'blocked_head' THEN head_short END
-    FROM judged LEFT JOIN name n ON n.rid = judged.partner
+    FROM judged LEFT JOIN name n ON n.rid = judged.partner LEFT JOIN ending USING (rank, pass)
     WHERE cause NOT IN ('overtaken', 'memory_spent', 'input_budget', 'chunk_budget', 'prefill_max_requests')
+),
+overtaken AS (
+    SELECT j.*, e.active_policy, e.only_one FROM judged j JOIN ending e ON e.rank = j.rank AND e.pass = j.pass
+    WHERE j.cause = 'overtaken'
+),
+-- `total` is what was computed for all that overtook it.
+summed AS (
+    SELECT *, only_one AS total FROM overtaken WHERE only_one IS NOT NULL
+    UNION ALL
+    SELECT o.*, late.upto FROM (FROM overtaken WHERE only_one IS NULL) o ASOF JOIN joined late
+        ON late.rank = o.rank AND late.pass = o.pass AND o.entry < late.entry
 ),
 -- A piece is shared by what was computed for each; differences of running sums keep the shares whole.
 shared AS (
-    SELECT j.id, CASE
-            WHEN j.urgency <> l.urgency THEN 'priority'
-            WHEN j.active_policy IN ('lpm', 'priority') AND NOT j.deprioritized AND l.matched > j.matched
+    SELECT o.id, CASE
+            WHEN o.urgency <> l.urgency THEN 'priority'
+            WHEN o.active_policy IN ('lpm', 'priority') AND NOT o.deprioritized AND l.matched > o.matched
                 THEN 'longer_match'
             ELSE 'order' END AS cause,
-        l.name, NULL AS reason, j.ns + j.gated AS ns, j.gated, l.upto, l.extend_len AS own, j.total, j.times, j.pass,
+        l.name, NULL AS reason, o.ns + o.gated AS ns, o.gated, l.upto, l.extend_len AS own, o.total, o.times, o.pass,
         NULL AS short
-    FROM (
-        SELECT j.*, late.upto AS total FROM judged j ASOF JOIN joined late
-            ON late.rank = j.rank AND late.pass = j.pass AND j.entry < late.entry
-        WHERE j.cause = 'overtaken'
-    ) j JOIN joined l ON l.rank = j.rank AND l.pass = j.pass AND l.entry > j.entry
+    FROM summed o JOIN joined l ON l.rank = o.rank AND l.pass = o.pass AND l.entry > o.entry
     UNION ALL
-    SELECT j.id, j.cause, s.name, coalesce(j.reason, j.head_reason, j.spent_reason, j.stop), j.ns, 0,
-        coalesce(s.upto, 1), coalesce(s.extend_len, 1), coalesce(s.total, 1), 1, j.pass, coalesce(j.short, j.head_short)
-    FROM judged j LEFT JOIN spender s ON s.rank = j.rank AND s.pass = j.pass
+    SELECT j.id, j.cause, s.name, coalesce(j.reason, e.head_reason, e.spent_reason, e.stop), j.ns, 0,
+        coalesce(s.upto, 1), coalesce(s.extend_len, 1), coalesce(s.total, 1), 1, j.pass, coalesce(j.short, e.head_short)
+    FROM judged j JOIN ending e ON e.rank = j.rank AND e.pass = j.pass
+        LEFT JOIN spender s ON s.rank = j.rank AND s.pass = j.pass
     WHERE j.cause IN ('memory_spent', 'input_budget', 'chunk_budget', 'prefill_max_requests')
 )
 FROM single

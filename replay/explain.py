@@ -48,6 +48,8 @@ _HOLDERS = 3
 """Running requests that are named as holding memory."""
 _FLIPPED = 3
 """Places of a pass for which changes are searched, unless one is asked for."""
+_REBUILT = 250
+"""Passes that are re-run at most to look at a second, third and fourth pass of a request."""
 
 
 class Against(NamedTuple):
@@ -224,7 +226,7 @@ class RequestExplanation(NamedTuple):
     looks: tuple[Look, ...]
     """In ascending order of passes."""
     changes: tuple[Change, ...]
-    """Of its cached prefix: the largest growth and the largest loss."""
+    """Of its cached prefix: the largest growth and loss, and those before a pass that was looked at."""
     unseen: str | None
     """Why no pass could be decided again."""
     checked: int
@@ -458,11 +460,12 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
     waiting = [row for row in life["decisions"] if row["place_before"] is not None]
     passes = _telling_passes(ledger, waiting)
     looks: list[Look] = []
-    changes: list[Change] = []
+    looked: dict[int, tuple[Origin | None, list[Eviction]]] = {}
     unseen = None
     try:
         replayer = Replayer(run, ledger.rank)
         heard = CacheListener()
+        passes = _within_reach(replayer, passes)
         for moment in replayer.visit(_with_neighbours(replayer, passes), heard):
             why = passes.get(moment.number)
             if why is None or all(r.rid != rid for r in moment.view.queue):
@@ -472,7 +475,7 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
             assert place is not None
             about = (found.number, found.active, place, len(found.places))
             looks.append(Look(why, *about, found.ending, found.pool, found.mark_after))
-            changes += _changes(waiting, moment, heard, place)
+            looked[found.number] = place.origin, list(heard.evictions)
     except RunFormatError as error:
         unseen = str(error)
     return RequestExplanation(
@@ -480,53 +483,66 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
         facts=life["requests"][-1] if life["requests"] else None,
         passes=len(waiting),
         looks=tuple(looks),
-        changes=tuple(changes),
+        changes=tuple(_changes(waiting, looked)),
         unseen=unseen,
         checked=sum(len(look.place.flips) + len(look.place.ahead) + len(look.place.elsewhere) for look in looks),
     )
 
 
 def _telling_passes(ledger: RequestLedger, waiting: Sequence[dict[str, Any]]) -> dict[int, str]:
-    """Passes to look at, with the reason, the most important last, so that it stays."""
+    """Passes to look at, with the reason, the most important first."""
     found: dict[int, str] = {}
-    for name, (_, row) in zip(("fell", "grew"), _extremes(waiting), strict=True):
-        if row is not None:
-            found[row["pass"]] = name
-    if ledger.spans and (last := ledger.spans[-1].last_pass) is not None:
-        found[last] = "admitted" if ledger.spans[-1].left_as == "admitted" else "last"
     seen = {row["pass"] for row in waiting}
-    worst = next(
-        (part.worst_pass for part in ledger.parts if part.worst_pass in seen and part.cause != "deciding"), None
-    )
+    parts = [part for part in ledger.parts if part.cause != "deciding"]
+    worst = next((part.worst_pass for part in parts if part.worst_pass in seen), None)
     if worst is not None:
         found[worst] = "worst"
+    if ledger.spans and (last := ledger.spans[-1].last_pass) is not None:
+        found.setdefault(last, "admitted" if ledger.spans[-1].left_as == "admitted" else "last")
+    for name, row in zip(("fell", "grew"), _extremes(waiting), strict=True):
+        if row is not None:
+            found.setdefault(row["pass"], name)
     return found
 
 
-def _extremes(
-    waiting: Sequence[dict[str, Any]],
-) -> tuple[tuple[int, dict[str, Any] | None], tuple[int, dict[str, Any] | None]]:
-    """The largest loss and the largest growth of the cached prefix between neighbouring passes: tokens, later row."""
+def _within_reach(replayer: Replayer, passes: dict[int, str]) -> dict[int, str]:
+    """The first of these passes, and of the others those that take little more to rebuild."""
+    chosen: dict[int, str] = {}
+    for number, why in passes.items():
+        if not chosen or _re_run(replayer, [*chosen, number]) <= _REBUILT:
+            chosen[number] = why
+    return chosen
+
+
+def _re_run(replayer: Replayer, numbers: Iterable[int]) -> int:
+    """Passes that have to be re-run to visit some."""
+    count = reached = 0
+    for number in sorted(numbers):
+        start = max(replayer.start_before(number).pass_number, reached)
+        count, reached = count + number - start, number
+    return count
+
+
+def _extremes(waiting: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The rows before which the cached prefix lost most and grew most."""
     steps = [(row["prefix_len"] - before["prefix_len"], row) for before, row in pairwise(waiting)]
-    loss = min(((by, row) for by, row in steps if by < 0), key=lambda step: step[0], default=(0, None))
-    growth = max(((by, row) for by, row in steps if by > 0), key=lambda step: step[0], default=(0, None))
-    return loss, growth
+    loss = min(steps, key=lambda step: step[0], default=(0, None))
+    growth = max(steps, key=lambda step: step[0], default=(0, None))
+    return loss[1] if loss[0] < 0 else None, growth[1] if growth[0] > 0 else None
 
 
-def _changes(waiting: Sequence[dict[str, Any]], moment: Moment, heard: CacheListener, place: Place) -> Iterable[Change]:
-    """How the cached prefix changed before this pass, with who did it."""
+def _changes(
+    waiting: Sequence[dict[str, Any]], looked: dict[int, tuple[Origin | None, list[Eviction]]]
+) -> Iterable[Change]:
+    """The largest loss and growth of the cached prefix, and those that passes looked at saw, with who did it."""
+    wanted = {*looked, *(row["pass"] for row in _extremes(waiting) if row is not None)}
     for before, row in pairwise(waiting):
-        if row["pass"] == moment.number and row["prefix_len"] != before["prefix_len"]:
-            fell = row["prefix_len"] < before["prefix_len"]
-            evicted = [e for e in heard.evictions if e.before_pass > before["pass"]] if fell else []
-            yield Change(
-                before["pass"],
-                row["pass"],
-                before["prefix_len"],
-                row["prefix_len"],
-                None if fell else place.origin,
-                tuple(evicted),
-            )
+        by = row["prefix_len"] - before["prefix_len"]
+        if by and row["pass"] in wanted:
+            origin, evictions = looked.get(row["pass"], (None, []))
+            evicted = [each for each in evictions if each.before_pass > before["pass"]] if by < 0 else []
+            lens = before["prefix_len"], row["prefix_len"]
+            yield Change(before["pass"], row["pass"], *lens, origin if by > 0 else None, tuple(evicted))
 
 
 def _with_neighbours(replayer: Replayer, numbers: Iterable[int]) -> list[int]:
