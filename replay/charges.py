@@ -74,7 +74,8 @@ SELECT rank, slot, pass, behind, gate, mark, steps, begin_ns, end_ns,
     coalesce(gated_ns, until_ns) AS gated_ns,
     coalesce(next_ns, 9223372036854775807) AS gap_until_ns
 FROM (
-    SELECT rank, slot::BIGINT AS slot, any_value(pass) AS pass, any_value(behind) AS behind, any_value(gate) AS gate, any_value(mark) AS mark,
+    SELECT rank, slot::BIGINT AS slot, any_value(pass) AS pass, any_value(behind) AS behind,
+        any_value(gate) AS gate, any_value(mark) AS mark,
         coalesce(sum(count) FILTER (pass IS NULL), 0)::BIGINT AS steps,
         min(start_ns) AS begin_ns, min(end_ns) AS end_ns, max(end_ns) AS last_ns,
         min(start_ns) FILTER (gate IS NOT NULL) AS gated_ns,
@@ -267,7 +268,8 @@ WHERE p.pass IS NULL AND p.gated > 0 AND EXISTS (
     FROM judged j WHERE j.id = p.id AND j.pass = p.behind AND j.cause IN ('overtaken', 'held_back'));
 
 INSERT INTO judged
-SELECT j.* REPLACE (0 AS ns, t.gated AS gated, 0 AS times) FROM tail t JOIN judged j ON j.id = t.id AND j.pass = t.behind;
+SELECT j.* REPLACE (0 AS ns, t.gated AS gated, 0 AS times)
+FROM tail t JOIN judged j ON j.id = t.id AND j.pass = t.behind;
 """
 
 _CHARGED = """

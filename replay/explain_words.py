@@ -233,7 +233,9 @@ def origin_words(origin: Origin) -> str:
     if origin.rid is None:
         words = f"cached before pass {origin.known_since}"
     else:
-        where = f"in pass {origin.pass_number}" if origin.pass_number is not None else f"in step {origin.step}"
+        where = (
+            f"in pass {origin.pass_number}" if origin.pass_number is not None else f"as it ended, in step {origin.step}"
+        )
         words = f"inserted by {printable(origin.rid)} {where}"
         if not origin.exact:
             words += " at the latest"

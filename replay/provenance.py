@@ -29,7 +29,7 @@ class Insertion(NamedTuple):
     rid: str
     step: int
     pass_number: int | None
-    """The pass of that step; None: it decoded."""
+    """The pass that computed them; None: they were kept because it ended."""
 
 
 class Eviction(NamedTuple):
@@ -54,7 +54,7 @@ class Origin(NamedTuple):
     rid: str | None
     """None: not known; it was cached before pass `known_since`."""
     pass_number: int | None
-    """The pass that computed it; None: it came with a decode step, or is not known."""
+    """The pass that computed it; None: it came when that request ended, or is not known."""
     step: int | None
     exact: bool
     """False: this request brought it at the latest; an earlier one may have before it."""
@@ -79,8 +79,9 @@ class CacheListener(Listener):
         self._evicted: list[tuple[int, int]] = []
         self._chunk: Live | None = None
         """Whose chunk the last step computed: it is kept when the next one begins."""
+        self._computed: dict[str, tuple[int, int | None]] = {}
+        """The last step, and its pass, that computed a part of a request's prompt; it may be kept a step later."""
         self._step = 0
-        self._pass: int | None = None
 
     def attach(self, scheduler: Scheduler) -> None:
         """Forget what was heard of another one."""
@@ -101,20 +102,21 @@ class CacheListener(Listener):
         elif event.kind == "flush":
             self.insertions.clear()
         elif event.kind == "insert" and event.rid is not None and event.node is not None:
-            self._keep(event.node, event.rid)
+            self._keep(event.node, event.rid, *self._computed.get(event.rid, (self._step, None)))
         elif event.kind == "finish" and event.rid is not None:
             assert self._scheduler is not None
             cache, live = self._scheduler.state.cache, self._scheduler.lives[event.rid]
-            self._keep(cache.resolve(cache.match(live.tokens, live.space)).id, event.rid)
+            self._keep(cache.resolve(cache.match(live.tokens, live.space)).id, event.rid, self._step, None)
 
     def on_step(self, record: StepRecord, state: object) -> None:
         """Note whose batch the step's evictions made room for."""
         del state
         assert self._scheduler is not None
         self.catch_up()
-        self._step, self._pass = record.step, record.pass_number
+        self._step = record.step
         members = () if record.batch is None else record.batch.members
         self._chunk = next((member.live for member in members if member.unfinished), None)
+        self._computed |= {m.live.rid: (record.step, record.pass_number) for m in members if not m.decode}
         for_rids = tuple(member.live.rid for member in members)
         for node, count in self._evicted:
             at = (record.step, record.pass_number, self._scheduler.passes)
@@ -125,10 +127,10 @@ class CacheListener(Listener):
         """Take note of the last chunk. Between a step and the look at the next one it has been kept."""
         live, self._chunk = self._chunk, None
         if live is not None and live.lock is not None and live.lock.parent is not None:
-            self._keep(live.lock.id, live.rid)
+            self._keep(live.lock.id, live.rid, *self._computed[live.rid])
 
-    def _keep(self, node: int, rid: str) -> None:
-        self.insertions.setdefault(node, Insertion(rid, self._step, self._pass))
+    def _keep(self, node: int, rid: str, step: int, number: int | None) -> None:
+        self.insertions.setdefault(node, Insertion(rid, step, number))
 
 
 def origin(view: View, request: Waiting, heard: CacheListener) -> Origin | None:
