@@ -28,6 +28,7 @@ from schedscope.replay.explain_words import (
     pool_words,
     request_sentence,
     run_sentence,
+    stay_words,
 )
 from schedscope.replay.ledger import CAUSES, RunLedger, run_ledger
 
@@ -127,14 +128,20 @@ def _item(text: str) -> None:
     console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
 
 
+def _show_unmeasured(stays: int) -> None:
+    if stays:
+        words = count(stays, "stay")
+        _line(f"{words} after retractions or preemptions were not recorded: that needs --level decisions.", "yellow")
+
+
 def _show_request(found: RequestExplanation) -> None:
     ledger = found.ledger
     _line(request_sentence(ledger), "bold")
     if ledger.lives > 1:
         _line(f"It is the last of {ledger.lives} requests of this name.", "dim")
-    if ledger.unmeasured:
-        stays = count(ledger.unmeasured, "stay")
-        _line(f"{stays} behind retractions or preemptions were not recorded: that needs --level decisions.", "yellow")
+    for span in ledger.spans[1:]:
+        _line(f"It was {stay_words(span)}.")
+    _show_unmeasured(ledger.unmeasured)
     if ledger.parts:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -200,9 +207,7 @@ def _show_pass(found: PassExplanation) -> None:
 
 def _show_run(ledger: RunLedger) -> None:
     _line(run_sentence(ledger), "bold")
-    if ledger.unmeasured:
-        stays = count(ledger.unmeasured, "stay")
-        _line(f"{stays} behind retractions or preemptions were not recorded: that needs --level decisions.", "yellow")
+    _show_unmeasured(ledger.unmeasured)
     if not ledger.causes:
         return
     console.print()
@@ -211,10 +216,15 @@ def _show_run(ledger: RunLedger) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("waited for", "hit hardest"):
         table.add_column(name, overflow="fold")
-    for each in ledger.causes:
-        words = CAUSES[each.cause] + (f" ({each.after} before)" if each.after else "")
+    shown = [each for each in ledger.causes if each.ns * 200 >= ledger.queue_ns]
+    for each in shown:
+        words = CAUSES[each.cause] + (f", after they were {each.after}" if each.after else "")
         hit = f"{printable(each.worst_rid)} {duration(each.worst_ns)}"
         table.add_row(duration(each.ns), f"{each.ns / ledger.queue_ns:.0%}", f"{each.requests:,}", words, Text(hit))
+    rest = ledger.causes[len(shown) :]
+    if rest:
+        ns = sum(each.ns for each in rest)
+        table.add_row(duration(ns), f"{ns / ledger.queue_ns:.0%}", "", f"{len(rest)} others", "")
     console.print(table)
     _line(f"{ledger.queue_ns:,} ns in all, each charged once.", "dim")
     if ledger.blamed:

@@ -20,7 +20,7 @@ from schedscope.engine.decision import Plan
 from schedscope.engine.dedup import Duplicate
 from schedscope.engine.delayer import Negotiation
 from schedscope.engine.errors import DivergenceError, RunFormatError, RunNotFoundError
-from schedscope.engine.ordering import Key, Ranked
+from schedscope.engine.ordering import POLICIES, Key, Ranked
 from schedscope.engine.preemption import output_reserve
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.engine.view import View
@@ -74,9 +74,11 @@ class Place(NamedTuple):
     against: Against | None
     """None: it is the first."""
     matched: int
-    """Cached tokens as the policy counted them; of an earlier look if the policy doesn't match."""
+    """Cached tokens as the policy counted them."""
+    is_stale: bool
+    """They are of an earlier look: in this pass nobody was looked up before admission."""
     origin: Origin | None
-    """Who brought them; None: there are none."""
+    """Who brought what is cached of it now; None: nothing is, or it was not looked up."""
     duplicate: Duplicate | None
     """Set if it was held back."""
     verdict: Verdict | None
@@ -262,10 +264,11 @@ def _explain_moment(replayer: Replayer, moment: Moment, heard: CacheListener, on
     chunk = next((v for v in plan.admission.verdicts if v.result is Result.CHUNK), None)
     ranked = plan.ordering.ranked
     searched = {only} if only is not None else _worth_flipping([place.request.rid for place in ranked], verdicts)
+    matches = POLICIES[plan.ordering.active].cache_aware
     places = []
     for i, place in enumerate(ranked):
         before = ranked[i - 1] if i else None
-        places.append(_place(situation, place, i, before, verdicts, heard, place.request.rid in searched))
+        places.append(_place(situation, place, i, before, verdicts, heard, matches, place.request.rid in searched))
     return PassExplanation(
         rank=rank,
         number=number,
@@ -315,6 +318,7 @@ def _place(
     before: Ranked | None,
     verdicts: dict[str, Verdict],
     heard: CacheListener,
+    matches: bool,
     searched: bool,
 ) -> Place:
     request = ranked.request
@@ -331,7 +335,8 @@ def _place(
         key=dict(zip(ranked.key._fields, ranked.key, strict=True)),
         against=None if before is None else _against(ranked.key, before),
         matched=request.matched,
-        origin=origin(situation.view, request, heard),
+        is_stale=not matches,
+        origin=origin(situation.view, request, heard) if matches or verdict is not None else None,
         duplicate=ranked.duplicate,
         verdict=verdict,
         flips=tuple(find_flips(situation, request.rid)) if searched and not admitted else (),
@@ -458,7 +463,8 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
     """
     ledger, life = ledger_of(run, rid, rank)
     waiting = [row for row in life["decisions"] if row["place_before"] is not None]
-    passes = _telling_passes(ledger, waiting)
+    matched = _matched(run, ledger.rank, waiting)
+    passes = _telling_passes(ledger, waiting, matched)
     looks: list[Look] = []
     looked: dict[int, tuple[Origin | None, list[Eviction]]] = {}
     unseen = None
@@ -483,13 +489,25 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
         facts=life["requests"][-1] if life["requests"] else None,
         passes=len(waiting),
         looks=tuple(looks),
-        changes=tuple(_changes(waiting, looked)),
+        changes=tuple(_changes(matched, looked)),
         unseen=unseen,
         checked=sum(len(look.place.flips) + len(look.place.ahead) + len(look.place.elsewhere) for look in looks),
     )
 
 
-def _telling_passes(ledger: RequestLedger, waiting: Sequence[dict[str, Any]]) -> dict[int, str]:
+def _matched(run: Run, rank: int, waiting: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of passes whose policy looked everyone up in the cache."""
+    if not waiting:
+        return []
+    around = min(row["pass"] for row in waiting), max(row["pass"] for row in waiting)
+    table = run.table("passes", rank, ["pass", "active_policy"], around)
+    active = dict(zip(table["pass"].to_pylist(), table["active_policy"].to_pylist(), strict=True))
+    return [row for row in waiting if row["pass"] in active and POLICIES[active[row["pass"]]].cache_aware]
+
+
+def _telling_passes(
+    ledger: RequestLedger, waiting: Sequence[dict[str, Any]], matched: Sequence[dict[str, Any]]
+) -> dict[int, str]:
     """Passes to look at, with the reason, the most important first."""
     found: dict[int, str] = {}
     seen = {row["pass"] for row in waiting}
@@ -499,7 +517,7 @@ def _telling_passes(ledger: RequestLedger, waiting: Sequence[dict[str, Any]]) ->
         found[worst] = "worst"
     if ledger.spans and (last := ledger.spans[-1].last_pass) is not None:
         found.setdefault(last, "admitted" if ledger.spans[-1].left_as == "admitted" else "last")
-    for name, row in zip(("fell", "grew"), _extremes(waiting), strict=True):
+    for name, row in zip(("fell", "grew"), _extremes(matched), strict=True):
         if row is not None:
             found.setdefault(row["pass"], name)
     return found

@@ -21,7 +21,7 @@ from schedscope.replay.explain import (
     short_of,
 )
 from schedscope.replay.flip import Flip
-from schedscope.replay.ledger import CAUSES, Part, RequestLedger, RunLedger
+from schedscope.replay.ledger import CAUSES, Part, RequestLedger, RunLedger, Span
 from schedscope.replay.provenance import Origin
 
 _NAMED = 3
@@ -120,7 +120,7 @@ def _cause_sentence(ledger: RequestLedger, cause: str, after: str | None) -> str
         words = f"held back as a duplicate of {names(whom)}"
     elif cause == "blocked_head" and whom:
         words = f"behind {names(whom)}, which did not fit into memory"
-    return f"{words}, {after} before" if after is not None else words
+    return f"{words}, after it was {after}" if after is not None else words
 
 
 def cause_words(part: Part) -> str:
@@ -129,6 +129,17 @@ def cause_words(part: Part) -> str:
     if part.cause == "batch_full" and part.reason is not None:
         words += f": {_WHY_MARKED.get(part.reason, part.reason)}"
     return words
+
+
+def stay_words(span: Span) -> str:
+    """A stay in the queue after the first one: why it was there again, and how long."""
+    words = span.after or ""
+    if span.by is not None:
+        words += f" for {printable(span.by)}"
+    if span.lost_pass is not None:
+        words += f" in pass {span.lost_pass}"
+    until = f", until pass {span.last_pass}" if span.left_as == "admitted" and span.last_pass is not None else ""
+    return f"{words}, and {duration(span.ns)} in the queue again{until}"
 
 
 def ledger_rows(ledger: RequestLedger) -> list[tuple[str, str, str, str, str]]:
@@ -140,7 +151,7 @@ def ledger_rows(ledger: RequestLedger) -> list[tuple[str, str, str, str, str]]:
     rows = []
     for (after, _, words), parts in sorted(groups.items(), key=lambda item: -sum(part.ns for part in item[1])):
         ns = sum(part.ns for part in parts)
-        cause = f"{words} ({after} before)" if after is not None else words
+        cause = f"{words}, after it was {after}" if after is not None else words
         rows.append((duration(ns), f"{ns / total:.0%}" if total else "", cause, _whom(ledger, parts), _where(parts)))
     return rows
 
@@ -219,13 +230,17 @@ def against_words(against: Against) -> str:
             return f"behind {who}, which stood before it already"
 
 
-def match_words(matched: int, origin: Origin | None) -> str:
-    """What a request found in the cache, and who brought it."""
-    if not matched:
+def match_words(place: Place) -> str:
+    """What is cached of a request, and who brought it."""
+    tokens = place.matched
+    if place.is_stale:
+        if place.verdict is None:
+            return f"matched {number(tokens)} tokens when it was last looked up" if tokens else "not looked up"
+        tokens = place.verdict.prefix_len
+    if not tokens:
         return "nothing of it is cached"
-    return (
-        f"matched {number(matched)} tokens <- {origin_words(origin)}" if origin else f"matched {number(matched)} tokens"
-    )
+    words = f"matched {number(tokens)} tokens"
+    return words if place.origin is None else f"{words} <- {origin_words(place.origin)}"
 
 
 def origin_words(origin: Origin) -> str:
@@ -392,9 +407,8 @@ def look_lines(look: Look) -> list[str]:
     if place.against is not None:
         lines.append(against_words(place.against))
     held = held_words(place)
-    lines.append(
-        f"{held}; {match_words(place.matched, place.origin)}" if held else match_words(place.matched, place.origin)
-    )
+    match = match_words(place)
+    lines.append(match if held is None else f"{held}; {match}")
     if place.verdict is None or not place.verdict.admitted:
         if look.ending.stop == "NO_TOKEN":
             lines.append(f"pool of {pool_words(look.pool)}")
@@ -459,7 +473,7 @@ def pass_rows(found: PassExplanation) -> list[tuple[str, str, str, str, str]]:
 def _reason(place: Place) -> object:
     if place.verdict is not None or place.against is None:
         return place.rid
-    origin = None if place.origin is None else (place.origin.rid, place.origin.pass_number)
+    origin = None if place.origin is None or not place.matched else (place.origin.rid, place.origin.pass_number)
     return place.against.field, place.matched, place.duplicate, origin
 
 
@@ -469,9 +483,11 @@ def _row(place: Place, ending: Ending) -> tuple[str, str, str, str, str]:
     if held is not None:
         why += f"; {held}"
     moved = f"{place.place_before} -> {place.place}" if place.place_before != place.place else str(place.place)
-    match = "-" if not place.matched else match_words(place.matched, place.origin)
+    match = match_words(place).removeprefix("matched ")
+    if match in {"nothing of it is cached", "not looked up"}:
+        match = "-"
     became = "not looked at" if place.verdict is None else place_words(place, ending)
-    return moved, printable(place.rid), why, match.removeprefix("matched "), became
+    return moved, printable(place.rid), why, match, became
 
 
 def _stopped(ending: Ending) -> str:
@@ -497,7 +513,8 @@ def run_sentence(ledger: RunLedger) -> str:
         return "No request of this run was in the queue."
     largest = [each for each in ledger.causes if each.ns * 20 >= ledger.queue_ns][:_NAMED]
     reasons = ", ".join(
-        f"{each.ns / ledger.queue_ns:.0%} {_SENTENCES[each.cause]}" + (f", {each.after} before" if each.after else "")
+        f"{each.ns / ledger.queue_ns:.0%} {_SENTENCES[each.cause]}"
+        + (f", after they were {each.after}" if each.after else "")
         for each in largest
     )
     still = f" ({ledger.open:,} still wait)" if ledger.open else ""

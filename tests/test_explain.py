@@ -427,3 +427,19 @@ def test_as_json_it_is_one_document(busy: Path, capsys: pytest.CaptureFixture[st
 )
 def test_what_is_not_there_is_said(busy: Path, words: list[str], code: int) -> None:
     assert main(["explain", *words, "--run", str(busy)]) == code
+
+
+def test_what_a_policy_did_not_look_up_is_not_claimed(tmp_path: Path) -> None:
+    config = SchedulerConfig(schedule_policy="fcfs", chunked_prefill_size=48, **TIGHT)
+    run = Run.open(record(tmp_path, config, seed=18, requests=30, outputs=(40, 160)))
+    refused = 0
+    for row in run.rows("requests"):
+        found = explain_request(run, row["rid"])
+        assert found.changes == ()
+        for look in found.looks:
+            assert look.place.is_stale
+            if look.place.verdict is None:
+                assert look.place.origin is None
+                refused += 1
+                assert any(line.startswith("not looked up") or "last looked up" in line for line in look_lines(look))
+    assert refused > 0
