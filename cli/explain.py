@@ -165,7 +165,7 @@ def _show_request(found: RequestExplanation) -> None:
             _item(change_words(change))
     console.print()
     if found.unseen is not None:
-        _line(f"No pass could be decided again: {found.unseen}", "yellow")
+        _line(f"Passes could not be decided again: {found.unseen}", "yellow")
     elif found.looks:
         looked = count(len(found.looks), "pass", "passes")
         checked = count(found.checked, "claim")

@@ -230,7 +230,7 @@ class RequestExplanation(NamedTuple):
     changes: tuple[Change, ...]
     """Of its cached prefix: the largest growth and loss, and those before a pass that was looked at."""
     unseen: str | None
-    """Why no pass could be decided again."""
+    """Why passes could not be decided again."""
     checked: int
     """Claims about what would have been otherwise, each decided again."""
 
@@ -244,11 +244,14 @@ def explain_pass(run: Run, rank: int, number: int, only: str | None = None) -> P
     Args:
         only: search what would have been otherwise for this request alone, instead of for the first few refused.
 
-    Raises RunNotFoundError, RunFormatError, and DivergenceError if the pass does not come out as recorded.
+    Raises RunNotFoundError for an unknown pass, rank or request, RunFormatError, and DivergenceError if the pass does
+    not come out as recorded.
     """
     replayer = Replayer(run, rank)
     heard = CacheListener()
     moment = deque(replayer.visit(_with_neighbours(replayer, [number]), heard), maxlen=1).pop()
+    if only is not None and all(request.rid != only for request in moment.view.queue):
+        raise RunNotFoundError(f"{run.path}: no request {only!r} in the queue of pass {number} on rank {rank}")
     return _explain_moment(replayer, moment, heard, only)
 
 
@@ -459,7 +462,8 @@ def short_of(ending: Ending | Verdict) -> int | None:
 def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExplanation:
     """Why a request waited: its ledger, and the few passes that tell most about it, decided again.
 
-    Raises RunNotFoundError for an unknown request or rank, DivergenceError if one does not come out as recorded.
+    Where passes can't be rebuilt, or one does not come out as recorded, `unseen` says so, and the ledger stands alone.
+    Raises RunNotFoundError for an unknown request or rank.
     """
     ledger, life = ledger_of(run, rid, rank)
     waiting = [row for row in life["decisions"] if row["place_before"] is not None]
@@ -482,7 +486,7 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
             about = (found.number, found.active, place, len(found.places))
             looks.append(Look(why, *about, found.ending, found.pool, found.mark_after))
             looked[found.number] = place.origin, list(heard.evictions)
-    except RunFormatError as error:
+    except (RunFormatError, RunNotFoundError, DivergenceError) as error:
         unseen = str(error)
     return RequestExplanation(
         ledger=ledger,
@@ -541,20 +545,20 @@ def _re_run(replayer: Replayer, numbers: Iterable[int]) -> int:
     return count
 
 
-def _extremes(waiting: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _extremes(matched: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The rows before which the cached prefix lost most and grew most."""
-    steps = [(row["prefix_len"] - before["prefix_len"], row) for before, row in pairwise(waiting)]
+    steps = [(row["prefix_len"] - before["prefix_len"], row) for before, row in pairwise(matched)]
     loss = min(steps, key=lambda step: step[0], default=(0, None))
     growth = max(steps, key=lambda step: step[0], default=(0, None))
     return loss[1] if loss[0] < 0 else None, growth[1] if growth[0] > 0 else None
 
 
 def _changes(
-    waiting: Sequence[dict[str, Any]], looked: dict[int, tuple[Origin | None, list[Eviction]]]
+    matched: Sequence[dict[str, Any]], looked: dict[int, tuple[Origin | None, list[Eviction]]]
 ) -> Iterable[Change]:
     """The largest loss and growth of the cached prefix, and those that passes looked at saw, with who did it."""
-    wanted = {*looked, *(row["pass"] for row in _extremes(waiting) if row is not None)}
-    for before, row in pairwise(waiting):
+    wanted = {*looked, *(row["pass"] for row in _extremes(matched) if row is not None)}
+    for before, row in pairwise(matched):
         by = row["prefix_len"] - before["prefix_len"]
         if by and row["pass"] in wanted:
             origin, evictions = looked.get(row["pass"], (None, []))

@@ -31,6 +31,7 @@ from schedscope.recorder.run import Run
 from schedscope.replay.explain import PassExplanation, explain_pass, explain_request
 from schedscope.replay.explain_words import flip_words, look_lines, pass_rows, pass_sentence, request_sentence
 from schedscope.replay.flip import Flip, Situation, find_flip, find_flips, holds, situation_of, under_policies
+from schedscope.replay.ledger import request_ledger
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.scenario import Placed, read_scenarios
 from schedscope.replay.scenario_build import StateBuilder, scenario_config
@@ -316,6 +317,10 @@ def test_a_pass_that_comes_out_otherwise_is_not_explained(tmp_path: Path) -> Non
     with pytest.raises(DivergenceError, match="pass 3 does not come out as recorded"):
         explain_pass(Run.open(path), 0, 3)
     assert main(["explain", "pass", "3", "--run", str(path)]) == 3
+    request = explain_request(Run.open(path), "r9")
+    assert request.looks == ()
+    assert "does not come out as recorded" in str(request.unseen)
+    assert request.ledger == request_ledger(Run.open(path), "r9")
 
 
 # ---- requests ------------------------------------------------------------------------------------------------
@@ -416,14 +421,24 @@ def test_as_json_it_is_one_document(busy: Path, capsys: pytest.CaptureFixture[st
     ledger = request["ledger"]
     assert sum(part["ns"] for part in ledger["parts"]) == ledger["queue_ns"]
     assert {"rid", "pass", "place"} <= {*request["looks"][0], *request["looks"][0]["place"]}
-    found = ask("pass", "12", "--request", "r9")
+    found = ask("pass", "12")
     assert (found["schema"], found["pass"]) == ("schedscope.explain-pass/1", 12)
+    last = found["places"][-1]["rid"]
+    asked = ask("pass", "12", "--request", last)["places"]
+    assert [place["rid"] for place in asked if place["elsewhere"]] == [last]
     whole = ask("run")
     assert sum(cause["ns"] for cause in whole["causes"]) == whole["queue_ns"]
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["nobody"], 5), (["pass", "9999"], 5), (["r1", "--rank", "4"], 5), (["pass", "x"], 2)]
+    ("words", "code"),
+    [
+        (["nobody"], 5),
+        (["pass", "9999"], 5),
+        (["pass", "3", "--request", "r999"], 5),
+        (["r1", "--rank", "4"], 5),
+        (["pass", "x"], 2),
+    ],
 )
 def test_what_is_not_there_is_said(busy: Path, words: list[str], code: int) -> None:
     assert main(["explain", *words, "--run", str(busy)]) == code
