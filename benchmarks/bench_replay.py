@@ -111,9 +111,9 @@ def rows_of(segment: Segment) -> Rows:
     return found
 
 
-def add_checkpoints(path: Path) -> Json:
+def add_checkpoints(path: Path, config: SchedulerConfig = CONFIG) -> Json:
     """What the companion does while it seals. Returns what it cost."""
-    shadow = Shadow(CONFIG)
+    shadow = Shadow(config)
     seconds = 0.0
     for segment in list_segments(path, 0):
         rows, index = rows_of(segment), segment.index

@@ -42,12 +42,13 @@ def config(policy: str) -> SchedulerConfig:
 class Traffic:
     """Requests of many tenants, each with its own system prompt, and the load over time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, queue: tuple[int, int] = QUEUE) -> None:
         self.random = random.Random(seed)
         self._prefixes = [self._ids(self.random.randint(200, 4_000)) for _ in range(TENANTS)]
         self._weights = [1 / (n + 1) for n in range(TENANTS)]
         self._count = 0
-        self._level = 90.0
+        self._queue = queue
+        self._level = float(sum(queue) // 2)
 
     def _ids(self, count: int) -> bytes:
         # 15 of 32 bits of each id, without a Python step per token.
@@ -68,13 +69,13 @@ class Traffic:
 
     def wanted(self) -> int:
         """How many requests wait now: a slow random walk."""
-        self._level = min(max(self._level + self.random.gauss(0, 2), QUEUE[0]), QUEUE[1])
+        self._level = min(max(self._level + self.random.gauss(0, 2), self._queue[0]), self._queue[1])
         return int(self._level)
 
 
-def drive(scheduler: Scheduler, passes: int, seed: int = 1) -> Iterator[int]:
+def drive(scheduler: Scheduler, passes: int, seed: int = 1, queue: tuple[int, int] = QUEUE) -> Iterator[int]:
     """Let a scheduler make that many passes; yields their number after each step."""
-    traffic = Traffic(seed)
+    traffic = Traffic(seed, queue)
     now = 0.0
     while scheduler.passes < passes:
         now += STEP_S * (0.5 + traffic.random.random())
@@ -100,11 +101,18 @@ def describe(policy: str) -> Description:
     return Description(source=Source("simulation", "1"), config=config(policy).to_dict())
 
 
-def record(folder: Path, policy: str, passes: int, limits: Limits | None = None, seed: int = 1) -> Path:
+def record(
+    folder: Path,
+    policy: str,
+    passes: int,
+    limits: Limits | None = None,
+    seed: int = 1,
+    queue: tuple[int, int] = QUEUE,
+) -> Path:
     """Record that many passes under a policy; returns the run's path, sealed."""
     path = create_run(folder, policy)
     scheduler, tracer = recorded_scheduler(policy, DirectSink(path, 0, describe(policy), limits or Limits()))
-    for _ in drive(scheduler, passes, seed):
+    for _ in drive(scheduler, passes, seed, queue):
         pass
     tracer.close()
     return path

@@ -132,6 +132,8 @@ def _print_next(run: Run, found: Summary) -> None:
     where = shlex.quote(run.where)
     console.print()
     console.print("[bold]Type next[/]")
+    if found.overtaken:
+        console.print(f"  schedscope explain {found.overtaken[0].rid} --run {where}", soft_wrap=True)
     console.print(f"  schedscope replay pass {number} --run {where}", soft_wrap=True)
     console.print(f"  schedscope replay pass {number} --run {where} --policy hrrn", soft_wrap=True)
     console.print(f"  schedscope doctor --run {where}", soft_wrap=True)

@@ -22,6 +22,7 @@ COMMANDS = {
     "load": ("load:load", "Send a recorded workload to a server and measure it."),
     "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
+    "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
@@ -79,7 +80,7 @@ def _command_words(words: Sequence[str]) -> list[str]:
     """The leading words that name a command, for the hint."""
     named: list[str] = []
     for word in words[:2]:
-        if word.startswith("-") or (named and named[0] not in {"replay", "scenario"}):
+        if word.startswith("-") or (named and named[0] not in {"explain", "replay", "scenario"}):
             break
         if not named and word not in app:
             break

@@ -7,8 +7,7 @@ part by part: neither a long run nor a far pass takes more memory than a part.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,13 +26,23 @@ from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
-from schedscope.replay.from_view import see
+from schedscope.replay.from_view import Seen, see
 from schedscope.replay.moment import Moment, decide_again
 from schedscope.replay.rebuild import LostError, Rebuild, given_of, reports_of
 from schedscope.replay.script import Script, Turn, read_scripts
 from schedscope.replay.sequences import Sequences
 from schedscope.replay.source import is_observed
 from schedscope.replay.verify_view import difference
+
+
+class Listener(Tracer):
+    """Hears what happens while a scheduler is rebuilt."""
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """From now on it is this scheduler, whose past is unknown."""
+
+    def detach(self, number: int) -> None:
+        """The moment before this pass is not that scheduler's: nothing is known of how it came about."""
 
 
 class Start(NamedTuple):
@@ -254,26 +263,58 @@ class Replayer:
         recorded decision; else what the pass was seen to read. Raises RunNotFoundError if it was not recorded,
         RunFormatError if what comes before it is gone.
         """
-        if not is_observed(self.run.manifest):
-            return self._rebuilt(number)
-        seen = see(self.parts, self.config, number)
-        if seen is None:
-            raise self._no_pass(number)
-        with suppress(RunFormatError):
-            moment = self._rebuilt(number)
-            rows = self.run.table("decisions", self.rank, passes=(number, number)).combine_chunks()
-            if difference(seen, decide_again(moment), self.rank, rows) is None:
-                return moment
-        return seen.moment
+        return next(self.visit([number]))
 
-    def _rebuilt(self, number: int) -> Moment:
+    def visit(self, numbers: Iterable[int], listener: Listener | None = None) -> Iterator[Moment]:
+        """What `at` gives for each of these passes, in ascending order, going on from one to the next.
+
+        A moment holds until the next one is asked for. Errors as `at`.
+
+        Args:
+            listener: hears what happens on the way; whenever a later checkpoint is nearer, it is attached anew.
+        """
+        rebuild, begun = None, BEGINNING
+        observed = is_observed(self.run.manifest)
+        for number in sorted(set(numbers)):
+            seen = see(self.parts, self.config, number) if observed else None
+            if observed and seen is None:
+                raise self._no_pass(number)
+            try:
+                start = self._start_for(number)
+                if rebuild is None or start.pass_number > rebuild.scheduler.passes:
+                    rebuild, begun = self.rebuild(start, listener), start
+                    if listener is not None:
+                        listener.attach(rebuild.scheduler)
+                moment = self._go_on(rebuild, begun, number)
+                right = seen is None or self._is_right(seen, moment)
+            except RunFormatError:
+                if seen is None:
+                    raise
+                right = False
+            if seen is not None and not right:
+                rebuild, moment = None, seen.moment
+                if listener is not None:
+                    listener.detach(number)
+            yield moment
+
+    def _is_right(self, seen: Seen, moment: Moment) -> bool:
+        """Whether a rebuilt moment of a scheduler that was watched leads to what it was seen to decide."""
+        number = moment.number
+        rows = self.run.table("decisions", self.rank, passes=(number, number)).combine_chunks()
+        return difference(seen, decide_again(moment), self.rank, rows) is None
+
+    def _start_for(self, number: int) -> Start:
+        """Where to begin for the moment before a pass. Raises RunNotFoundError, RunFormatError."""
         first = next((part.first_pass for part in self.parts if part.first_pass is not None), None)
         if first is None or number < first:
             raise self._no_pass(number)
         start = self.start_before(number)
         if start.pass_number > number:
             raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
-        rebuild = self.rebuild(start)
+        return start
+
+    def _go_on(self, rebuild: Rebuild, start: Start, number: int) -> Moment:
+        """Re-run what began at a place, up to a pass."""
         try:
             for script in self._scripts(start, number):
                 for turn in rebuild.turns(script):
@@ -289,9 +330,7 @@ class Replayer:
 
         The number of such a moment is that of the pass that comes next. Errors as `at`.
         """
-        start = self.start_before(number)
-        if start.pass_number > number:
-            raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
+        start = self._start_for(number)
         rebuild = self.rebuild(start)
         last = max(steps)
         try:

@@ -12,6 +12,8 @@ from schedscope.engine import tokens
 from schedscope.engine.batch import Batch
 from schedscope.engine.chance import seeded
 from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.eviction import EVICTION_POLICIES
+from schedscope.engine.ordering import POLICIES
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
 from schedscope.engine.tracer import NOTHING_GIVEN, Given
@@ -23,6 +25,37 @@ from schedscope.recorder.tracer import RunTracer
 
 STEP_S = 0.01
 EVERYTHING = Detail(level="full")
+TIGHT = {"max_total_tokens": 600, "max_running_requests": 60, "schedule_conservativeness": 0.02}
+
+
+def any_config(seed: int) -> SchedulerConfig:
+    """A configuration with something of everything."""
+    chance = random.Random(seed)
+    policy = chance.choice(list(POLICIES))
+    page = chance.choice([1, 1, 4, 16])
+    chunk = chance.choice([None, 32, 64, 200])
+    return SchedulerConfig(
+        schedule_policy=policy,
+        page_size=page,
+        max_total_tokens=chance.choice([300, 400, 800, 3000]),
+        chunked_prefill_size=chunk,
+        enable_mixed_chunk=chunk is not None and chance.random() < 0.4,
+        max_running_requests=chance.choice([3, 8, 20, 60]),
+        radix_eviction_policy=chance.choice(list(EVICTION_POLICIES)),
+        enable_priority_scheduling=policy in {"fcfs", "lof", "priority"} and chance.random() < 0.7,
+        disable_radix_cache=policy != "shortest-prefill-first" and chance.random() < 0.1,
+        prefill_max_requests=chance.choice([None, None, 3]),
+        max_queued_requests=chance.choice([None, None, 20]),
+        req_waiting_timeout=chance.choice([None, None, 2.0]),
+        enable_prefill_delayer=chance.random() < 0.2,
+        prefill_delayer_max_delay_passes=5,
+        schedule_conservativeness=chance.choice([1.0, 0.3, 0.1]),
+        min_free_slots_delay=chance.choice([None, None, 3]),
+        waiting_queue_prefix_match_max=chance.choice([128, 10]),
+        retraction_policy=chance.choice(["length", "priority"]),
+        random_seed=seed,
+        disable_overlap_schedule=chance.random() < 0.5,
+    )
 
 
 class Workload:

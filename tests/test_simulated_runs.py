@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.eviction import EVICTION_POLICIES
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Finish, Scheduler
@@ -25,46 +24,14 @@ from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.verify import verify
-from simulation import Driver, Workload, drive, record
-
-TIGHT = {"max_total_tokens": 600, "max_running_requests": 60, "schedule_conservativeness": 0.02}
-
-
-def _config(seed: int) -> SchedulerConfig:
-    """A configuration with something of everything."""
-    chance = random.Random(seed)
-    policy = chance.choice(list(POLICIES))
-    page = chance.choice([1, 1, 4, 16])
-    chunk = chance.choice([None, 32, 64, 200])
-    return SchedulerConfig(
-        schedule_policy=policy,
-        page_size=page,
-        max_total_tokens=chance.choice([300, 400, 800, 3000]),
-        chunked_prefill_size=chunk,
-        enable_mixed_chunk=chunk is not None and chance.random() < 0.4,
-        max_running_requests=chance.choice([3, 8, 20, 60]),
-        radix_eviction_policy=chance.choice(list(EVICTION_POLICIES)),
-        enable_priority_scheduling=policy in {"fcfs", "lof", "priority"} and chance.random() < 0.7,
-        disable_radix_cache=policy != "shortest-prefill-first" and chance.random() < 0.1,
-        prefill_max_requests=chance.choice([None, None, 3]),
-        max_queued_requests=chance.choice([None, None, 20]),
-        req_waiting_timeout=chance.choice([None, None, 2.0]),
-        enable_prefill_delayer=chance.random() < 0.2,
-        prefill_delayer_max_delay_passes=5,
-        schedule_conservativeness=chance.choice([1.0, 0.3, 0.1]),
-        min_free_slots_delay=chance.choice([None, None, 3]),
-        waiting_queue_prefix_match_max=chance.choice([128, 10]),
-        retraction_policy=chance.choice(["length", "priority"]),
-        random_seed=seed,
-        disable_overlap_schedule=chance.random() < 0.5,
-    )
+from simulation import TIGHT, Driver, Workload, any_config, drive, record
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, seed: int) -> None:
     follows = seed % 3 == 0
-    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, checkpoint_every=20, follows=follows))
+    run = Run.open(record(tmp_path, any_config(seed), seed=seed, requests=30, checkpoint_every=20, follows=follows))
     whole = verify(run, 0)
     assert whole.divergence is None
     assert whole.passes == run.passes(0).count > 0
@@ -84,7 +51,7 @@ def test_any_run_replays_from_its_start_and_from_a_checkpoint(tmp_path: Path, se
     ),
 )
 def test_whatever_is_left_out_any_run_replays(tmp_path: Path, seed: int, detail: Detail) -> None:
-    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=30, detail=detail))
+    run = Run.open(record(tmp_path, any_config(seed), seed=seed, requests=30, detail=detail))
     found = verify(run, 0)
     assert found.divergence is None
     assert found.passes == run.passes(0).count > 0
@@ -181,7 +148,7 @@ def test_preemption_mixed_chunks_and_retraction_replay(tmp_path: Path, overlap: 
 
 def test_a_drained_scheduler_holds_nothing() -> None:
     for seed in range(20):
-        scheduler = Scheduler(_config(seed))
+        scheduler = Scheduler(any_config(seed))
         drive(scheduler, Workload(seed), 60)
         state = scheduler.state
         assert not scheduler.lives
@@ -196,7 +163,7 @@ def test_deciding_changes_nothing_and_comes_out_the_same(tmp_path: Path) -> None
     from schedscope.replay.moment import decide_again
     from schedscope.replay.replayer import Replayer
 
-    run = Run.open(record(tmp_path, _config(5), seed=5, requests=60))
+    run = Run.open(record(tmp_path, any_config(5), seed=5, requests=60))
     for number in range(0, run.passes(0).count, 7):
         moment = Replayer(run, 0).at(number)
         first = decide_again(moment)
@@ -208,7 +175,7 @@ def test_deciding_changes_nothing_and_comes_out_the_same(tmp_path: Path) -> None
 
 def test_a_restored_scheduler_has_the_same_future() -> None:
     for seed in range(6):
-        config = _config(seed)
+        config = any_config(seed)
         original = Scheduler(config)
         workload = Workload(seed)
         drive(original, workload, 25)
@@ -223,7 +190,7 @@ def test_a_restored_scheduler_has_the_same_future() -> None:
 def test_a_scheduler_restored_in_the_midst_of_a_run_goes_on_in_the_same_way(overlap: bool) -> None:
     flying = 0
     for seed in range(12):
-        config = _config(seed).replace(disable_overlap_schedule=not overlap)
+        config = any_config(seed).replace(disable_overlap_schedule=not overlap)
         driver = Driver(Scheduler(config), Workload(seed), 30)
         for _ in range(40 + 5 * seed):
             driver.turn()
