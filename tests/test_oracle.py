@@ -1,7 +1,6 @@
-"""New scenarios through SGLang's own classes and through ours, where SGLang is installed.
+"""New scenarios and workloads through SGLang's own classes and through ours.
 
-Set SCHEDSCOPE_SGLANG_PYTHON to the python of an environment with sglang 0.5.23 (and PYTHONPATH to what it needs to be
-imported without a GPU), and SCHEDSCOPE_SGLANG_SEED for other scenarios.
+SGLang is installed for that, see `sglang_server.py`; SCHEDSCOPE_SGLANG_SEED gives other scenarios.
 """
 
 from __future__ import annotations
@@ -12,38 +11,53 @@ import sys
 from pathlib import Path
 
 import pytest
+from schedscope.recorder.run import Run, find_runs
 from schedscope.replay.scenario import read_scenarios
 from schedscope.replay.scenario_check import check
+from schedscope.replay.verify import verify
+from schedscope.replay.verify_view import verify_views
+from sglang_server import environment, sglang_python
 
 ORACLE = Path(__file__).parent / "oracle"
-PYTHON = os.environ.get("SCHEDSCOPE_SGLANG_PYTHON")
 SEED = os.environ.get("SCHEDSCOPE_SGLANG_SEED", "1")
 
 
-with_sglang = pytest.mark.skipif(
-    PYTHON is None, reason="NOT COMPARED WITH SGLANG: set SCHEDSCOPE_SGLANG_PYTHON to a python that has sglang 0.5.23"
-)
-
-
-@with_sglang
 @pytest.mark.parametrize(("kind", "count"), [("pass", 60), ("delayer", 20), ("evict", 30)])
 def test_new_scenarios_come_out_as_in_sglang(tmp_path: Path, kind: str, count: int) -> None:
-    assert PYTHON is not None
     file = tmp_path / "scenarios.jsonl"
     generate = [sys.executable, str(ORACLE / "generate.py"), "--seed", SEED, "--count", str(count), "--kind", kind]
     with file.open("w") as out:
-        subprocess.run([*generate, "--oracle", PYTHON], stdout=out, check=True)
+        subprocess.run([*generate, "--oracle", str(sglang_python())], stdout=out, check=True, env=environment())
     checked = [check(placed) for placed in read_scenarios([file])]
     assert len(checked) >= count
     assert not [f"{c.scenario.id}: {c.differences[0]}" for c in checked if c.differences]
 
 
-@with_sglang
 @pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
 @pytest.mark.parametrize("options", [[], ["--aborts"]], ids=["", "aborts"])
 def test_the_whole_loop_goes_as_in_sglang(options: list[str], overlap: str) -> None:
-    assert PYTHON is not None
-    compare = [sys.executable, str(ORACLE / "loop_compare.py"), "--oracle", PYTHON, "--seed", SEED, "--count", "60"]
-    done = subprocess.run([*compare, overlap, *options], capture_output=True, text=True)
+    done = compare(overlap, *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert "64 workloads" in done.stdout  # and four known ones
+
+
+def test_sglang_decides_the_same_under_the_eyes_of_the_plugin_and_every_pass_is_replayed(tmp_path: Path) -> None:
+    done = compare("--aborts", "--watch", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    runs = find_runs(tmp_path)
+    assert len(runs) > 55
+    passes = 0
+    for info in runs:
+        run = Run.open(info.path)
+        seen, rebuilt = verify_views(run, 0), verify(run, 0)
+        assert seen.divergence is None, f"{info.name}: {seen.divergence}"
+        assert rebuilt.divergence is None, f"{info.name}: {rebuilt.divergence}"
+        assert seen.passes == rebuilt.passes == run.passes(0).count
+        passes += seen.passes
+    assert passes > 2_000
+
+
+def compare(*options: str) -> subprocess.CompletedProcess[str]:
+    """Sixty random workloads through both, and some known ones."""
+    command = [sys.executable, ORACLE / "loop_compare.py", "--oracle", sglang_python(), "--seed", SEED, "--count", "60"]
+    return subprocess.run([*map(str, command), *options], capture_output=True, text=True, env=environment())
