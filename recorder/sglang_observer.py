@@ -43,7 +43,6 @@ _ENDS = {"FINISH_ABORT": "abort", "FINISH_LENGTH": "length"}
 _UNHELD = Duplicate(None, 0)
 """Held back; for whom is not known."""
 _rid = attrgetter("rid")
-_facts = attrgetter("rid", "prefix_len", "num_matched_prefix_tokens")
 _protected = attrgetter("kv.cache_protected_len")
 _allocated = attrgetter("kv.kv_allocated_len")
 
@@ -57,7 +56,8 @@ class _Pass:
         self.active = ""
         self.order: list[Req] = []
         """The queue before it was sorted."""
-        self.ranked: list[Req] = []
+        self.positions: Sequence[int] | None = None
+        """In the order after sorting: where each stood before; None: as they stood."""
         self.facts: list[tuple[str, int, int]] = []
         """Of the queue before it was sorted: rid, and what was found of each in the cache."""
         self.held: frozenset[str] | set[str] = frozenset()
@@ -94,7 +94,6 @@ class _Idle(NamedTuple):
     began_ns: int
     began: float
     """Seconds on the scheduler's clock."""
-    turns: int
     state: StateFacts
 
 
@@ -119,6 +118,7 @@ class Observer:
         self._now = 0.0
         self._begun_ns = 0
         self._idle: _Idle | None = None
+        self._idle_turns = 0
         self._pass: _Pass | None = None
         self._entered: _Entered | None = None
         self._in_flight: deque[int] = deque()
@@ -236,7 +236,8 @@ class Observer:
         scheduler = self._scheduler
         chunk = scheduler.chunked_req
         if chunk is None and not scheduler.waiting_queue:
-            self._gate = self._name_gate(running.batch_is_full, False, 0, len(running.reqs), 1)
+            if running.reqs:
+                self._gate = self._name_gate(running.batch_is_full, False, 0, len(running.reqs), 1)
             return
         self._entered = _Entered(
             running,
@@ -274,19 +275,20 @@ class Observer:
     def formed(self, batch: Batch | None, running: Batch) -> None:
         """After a turn has decided what to compute."""
         scheduler = self._scheduler
-        kind = _kind(batch)
-        is_idle = (
+        if (
             batch is None
-            and not scheduler.waiting_queue
             and not running.reqs
+            and not scheduler.waiting_queue
             and scheduler.chunked_req is None
             and not (scheduler.enable_overlap and scheduler.last_batch)
             and self._forms_pass is None
-        )
-        if is_idle:
+        ):
             self._go_idle(running)
             return
         self._end_idle()
+        kind = _kind(batch)
+        if self._gate is None and self._forms_pass is None:
+            self._gate = "queue_empty"
         extend = (batch.extend_num_tokens or 0) if batch is not None else 0
         record = StepFacts(
             step=self._step,
@@ -334,22 +336,21 @@ class Observer:
 
     def _go_idle(self, running: Batch) -> None:
         self._gate = None
-        idle = self._idle
-        if idle is None:
-            self._idle = _Idle(self._begun_ns, self._now, 1, self._state(running, 0))
-        else:
-            self._idle = idle._replace(turns=idle.turns + 1)
-            if self._begun_ns - idle.began_ns > IDLE_NS:
-                self._end_idle()
+        self._idle_turns += 1
+        if self._idle is None:
+            self._idle = _Idle(self._begun_ns, self._now, self._state(running, 0))
+        elif self._begun_ns - self._idle.began_ns > IDLE_NS:
+            self._end_idle()
 
     def _end_idle(self) -> None:
         idle, self._idle = self._idle, None
         if idle is None:
             return
+        turns, self._idle_turns = self._idle_turns, 0
         # The turn itself resets this, once it is told.
         state = idle.state._replace(new_token_ratio=self._scheduler.new_token_ratio_tracker.current)
-        self._tracer.idle(self._step, idle.turns, idle.began, idle.began_ns, state)
-        self._step += idle.turns
+        self._tracer.idle(self._step, turns, idle.began, idle.began_ns, state)
+        self._step += turns
 
     def computes(self, batch: Batch) -> None:
         """Before a batch's results are taken in."""
@@ -428,8 +429,17 @@ class Observer:
         """After the queue was sorted."""
         made = self._pass
         assert made is not None
-        made.ranked = list(queue)
-        made.facts = list(map(_facts, made.order))  # admission looks again, and may find another length
+        order = made.order
+        # Admission looks again, and may find another length. Column by column takes half as long as row by row.
+        found = (
+            [req.rid for req in order],
+            [req.prefix_len for req in order],
+            [req.num_matched_prefix_tokens for req in order],
+        )
+        made.facts = list(zip(*found, strict=True))
+        if order != queue:
+            places = {id(req): place for place, req in enumerate(order)}
+            made.positions = [places[id(req)] for req in queue]
         policy = self._scheduler.policy
         made.active = policy._determine_active_policy(queue).value
         if made.chance is not None:
@@ -533,10 +543,9 @@ class Observer:
         adder, verdicts = made.adder, made.verdicts
         before = made.before
         assert before is not None
-        places = dict(zip(map(id, made.order), range(len(made.order)), strict=True))
-        positions = [places[id(req)] for req in made.ranked]
-        held = made.held
-        duplicates = [_UNHELD if req.rid in held else None for req in made.order] if held else [None] * len(positions)
+        count, held = len(made.order), made.held
+        positions = list(range(count)) if made.positions is None else made.positions
+        duplicates = [_UNHELD if rid in held else None for rid, _, _ in made.facts] if held else [None] * count
         count, packed = pack_columns(None, (), made.facts, duplicates, positions, verdicts)
         after = verdicts[-1].remaining if verdicts else before
         chunked = self._scheduler.chunked_req
@@ -587,7 +596,7 @@ class Observer:
         looked = [verdict for verdict in made.verdicts if verdict.result is not Result.CHUNK]
         if looked and looked[-1].result is not Result.CONTINUE:
             return str(looked[-1].result)
-        if len(looked) == len(made.ranked):
+        if len(looked) == len(made.order):
             return "queue_end"
         if made.adder.budget_state().name == "OTHER":
             return "budget"
@@ -626,7 +635,12 @@ def _kind(batch: Batch | None) -> str:
 
 
 def _remaining(adder: Any) -> Remaining:
-    return Remaining(adder.rem_total_tokens, adder.cur_rem_tokens, adder.rem_input_tokens, adder.rem_chunk_tokens)
+    budget = adder.memory_budget
+    if type(budget).__name__ != "PrefillBudget":
+        return Remaining(adder.rem_total_tokens, adder.cur_rem_tokens, adder.rem_input_tokens, adder.rem_chunk_tokens)
+    memory = budget._available_and_evictable()  # once for both, which takes half as long
+    left = memory - budget.total_offset, memory - budget.current_offset
+    return Remaining(*left, adder.rem_input_tokens, adder.rem_chunk_tokens)
 
 
 def _delayer_state(delayer: Any) -> DelayerState:
