@@ -301,9 +301,8 @@ class Observations:
     ) -> tuple[RadixCache, list[Node | None]]:
         """As much of the tree as was observed, and the node that each running request holds."""
         config = self._config
-        cache = RadixCache(
-            config.page_size, config.radix_eviction_policy, config.disable_radix_cache, config.slru_protected_hits
-        )
+        # Whatever the server evicts first: within a pass it is nothing of what was found in it, see below.
+        cache = RadixCache(config.page_size, "lru", config.disable_radix_cache)
         if config.disable_radix_cache:
             return cache, [None] * len(running)
         aware = POLICIES[row["active_policy"]].cache_aware
@@ -318,7 +317,8 @@ class Observations:
         if seen.chunked is not None:
             self._lock(cache, self._request(seen.chunked.rid), seen.chunked.protected)
         if seen.allocated:
-            # A preemption may evict, and does so on a copy of the tree, which counts for itself.
+            # A preemption may evict, and does so on a copy of the tree, which counts for itself. What a request was
+            # found to match afterwards was not evicted, so what nobody looked at goes first.
             unseen = max(seen.evictable - cache.evictable, 0)
             node = cache.insert(bytes(unseen * TOKEN_BYTES), _UNSEEN, array("i", bytes(unseen * TOKEN_BYTES))).node
             node.last_access = 0
