@@ -35,8 +35,8 @@ def cold_burst(words: random.Random) -> list[Send]:
 def hot_tenant(words: random.Random) -> list[Send]:
     """Long matches go first, as long as they keep coming."""
     system = ids(words, 600)
-    hot = [(0.04 * number, f"hot-{number:03d}", system + ids(words, 15), 12) for number in range(120)]
-    cold = [(1.0 + 0.1 * number, f"cold-{number}", ids(words, 300), 8) for number in range(5)]
+    hot = [(0.02 * number, f"hot-{number:03d}", system + ids(words, 15), 24) for number in range(160)]
+    cold = [(0.5 + 0.1 * number, f"cold-{number}", ids(words, 300), 8) for number in range(5)]
     return sorted(hot + cold)
 
 
@@ -77,6 +77,6 @@ if __name__ == "__main__":
     record(
         place,
         "hot-tenant",
-        "--schedule-policy lpm --max-total-tokens 4000 --max-running-requests 4",
+        "--schedule-policy lpm --max-total-tokens 4000 --max-running-requests 2",
         hot_tenant(random.Random(2)),
     )

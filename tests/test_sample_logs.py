@@ -1,0 +1,37 @@
+"""The recordings of real SGLang servers that come with the repository: still read, and still the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from schedscope.recorder.run import Run
+from schedscope.replay.ledger import request_ledger
+from schedscope.replay.verify import verify
+from schedscope.replay.verify_view import verify_views
+
+SAMPLES = Path(__file__).parent.parent / "sample_logs"
+
+
+@pytest.mark.parametrize("name", ["sglang-cold-burst", "sglang-hot-tenant"])
+def test_a_sample_replays_from_what_was_seen_and_from_its_start(name: str) -> None:
+    run = Run.open(SAMPLES / name)
+    seen, rebuilt = verify_views(run, 0), verify(run, 0)
+    assert (seen.divergence, rebuilt.divergence, run.gaps) == (None, None, [])
+    assert seen.passes == rebuilt.passes == run.passes(0).count
+
+
+def test_in_a_cold_burst_all_but_one_are_held_back_for_it() -> None:
+    run = Run.open(SAMPLES / "sglang-cold-burst")
+    rows = run.table("decisions", 0, ("rid", "partner", "deprioritized", "shared_len")).to_pylist()
+    held = [row for row in rows if row["deprioritized"] and row["rid"].startswith("burst")]
+    assert len({row["rid"] for row in held}) > 10
+    assert all(row["partner"].startswith("burst") and row["shared_len"] >= 900 for row in held)
+
+
+def test_a_hot_tenant_starves_cold_requests() -> None:
+    ledger = request_ledger(Run.open(SAMPLES / "sglang-hot-tenant"), "cold-1")
+    overtaken = [part for part in ledger.parts if part.cause == "longer_match"]
+    assert len({part.rid for part in overtaken}) > 100
+    assert sum(part.ns for part in overtaken) > 0.8 * ledger.queue_ns
+    assert sum(part.ns for part in ledger.parts) == ledger.queue_ns
