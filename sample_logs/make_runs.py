@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python sample_logs/make_runs.py FOLDER
 
-`cold-burst`: 40 requests over one long system prompt that is not cached yet, all at once, under lpm. `hot-tenant`: one
+`cold-burst`: while all slots are taken, 40 requests over one long system prompt that is not cached arrive, under lpm. `hot-tenant`: one
 tenant, whose system prompt is cached, sends without a pause, while a few cold requests wait.
 """
 
@@ -27,9 +27,12 @@ Send = tuple[float, str, list[int], int]
 
 
 def cold_burst(words: random.Random) -> list[Send]:
-    """Everybody needs the same 900 tokens, and nobody has them."""
+    """Everybody needs the same 900 tokens, and nobody has them when the first slot becomes free."""
     system = ids(words, 900)
-    return [(0.0, f"burst-{number:02d}", system + ids(words, 20), 8) for number in range(40)]
+    busy = [(0.0, f"busy-{number}", ids(words, 30), 240 + 20 * number) for number in range(8)]
+    burst = [(0.2, f"burst-{number:02d}", system + ids(words, 20), 8) for number in range(40)]
+    alone = [(0.2, f"alone-{number}", ids(words, 100), 8) for number in range(3)]
+    return busy + burst + alone
 
 
 def hot_tenant(words: random.Random) -> list[Send]:
