@@ -30,8 +30,7 @@ from schedscope.replay.case import Case
 from schedscope.replay.doctor import BUILT_IN, examine, known_detectors, parse_thresholds, thresholds
 from schedscope.replay.finding import Finding, Severity
 from schedscope.replay.watch import DetectorWatch
-from simulation import record
-from test_simulated_runs import _config
+from simulation import any_config, record
 
 CROWDED = SchedulerConfig(max_total_tokens=20_000, max_running_requests=2)
 
@@ -67,7 +66,7 @@ def test_all_waiting_is_what_requests_spent_in_the_queue(tmp_path: Path) -> None
     ),
 )
 def test_any_run_can_be_examined(tmp_path: Path, seed: int, detail: Detail) -> None:
-    run = Run.open(record(tmp_path, _config(seed), seed=seed, requests=40, detail=detail))
+    run = Run.open(record(tmp_path, any_config(seed), seed=seed, requests=40, detail=detail))
     found = examine(run)
     assert set(found.examined) | set(found.not_judged) == {each.name for each in BUILT_IN}
     order = [(each.severity.rank, -each.cost_s) for each in found.findings]
