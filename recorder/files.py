@@ -204,7 +204,7 @@ class TableFile:
             # Our own checksums cover more than those of pages.
             self._file = pq.ParquetFile(path, read_dictionary=texts, page_checksum_verification=facts is None)
             self._check_schema(table.name, schema or table.arrow)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, KeyError) as error:  # KeyError: a column is missing
             self.close()
             raise self._unreadable(error) from None
         except RunFormatError:

@@ -101,7 +101,12 @@ class Rebuild:
 
 def reports_of(turn: Turn) -> tuple[Report, ...]:
     """What the other ranks told the prefill delayer. Raises RunFormatError."""
-    return tuple(Report(**report) for report in parse_json(turn.reports)) if turn.reports else ()
+    if not turn.reports:
+        return ()
+    try:
+        return tuple(Report(**report) for report in parse_json(turn.reports))
+    except TypeError as error:
+        raise RunFormatError(f"step {turn.step}: reports that are none: {error}") from None
 
 
 def given_of(turn: Turn) -> Given:
@@ -109,7 +114,10 @@ def given_of(turn: Turn) -> Given:
     if turn.given is None:
         return NOTHING_GIVEN
     given = parse_json(turn.given)
-    return Given(given["entry_times"], as_state(given["random_state"]))
+    try:
+        return Given(given["entry_times"], as_state(given["random_state"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFormatError(f"step {turn.step}: what it was given can't be read: {error!r}") from None
 
 
 def _arrival(stimulus: Stimulus, script: Script) -> tuple[Request, float | None]:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python sample_logs/make_runs.py FOLDER
 
-`cold-burst`: while all slots are taken, 40 requests over one long system prompt that is not cached arrive, under lpm. `hot-tenant`: one
-tenant, whose system prompt is cached, sends without a pause, while a few cold requests wait.
+`cold-burst`: while all slots are taken, 40 requests over one long system prompt that is not cached arrive, under lpm.
+`hot-tenant`: one tenant, whose system prompt is cached, sends without a pause, while a few cold requests wait.
 """
 
 from __future__ import annotations
