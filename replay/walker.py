@@ -14,7 +14,7 @@ from schedscope.replay.provenance import CacheListener
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.source import is_observed
 
-_BEHIND = 8
+_BEHIND = 4
 """Passes before the one that is asked for that are kept, for somebody who steps back."""
 
 
@@ -31,7 +31,7 @@ class Visited(NamedTuple):
 
     moment: Moment
     heard: CacheListener
-    """What happened in its cache on the way; it goes on to listen, which tells nothing new about this cache."""
+    """What happened in its cache on the way there, and maybe further on, which tells nothing new about this cache."""
     replayer: Replayer
 
 
@@ -44,7 +44,7 @@ class Walker:
         keep: moments to keep for another look.
     """
 
-    def __init__(self, run: Run, rank: int, keep: int = 12) -> None:
+    def __init__(self, run: Run, rank: int, keep: int = 6) -> None:
         self.run = run
         self.rank = rank
         self._keep = keep
@@ -93,7 +93,7 @@ class Walker:
         for moment in self._walk:
             self._next = moment.number + 1
             if moment.number >= number - _BEHIND:
-                kept = self._kept[moment.number] = Visited(detached(moment), self._heard, replayer)
+                kept = self._kept[moment.number] = Visited(detached(moment), _told(self._heard), replayer)
                 if moment.number == number:
                     return kept
         # The log has grown since, or the pass's step has not ended, or there is no such pass.
@@ -103,4 +103,12 @@ class Walker:
     def _visit(self, number: int) -> Visited:
         replayer, heard = Replayer(self.run, self.rank), CacheListener()
         moment = next(replayer.visit([number], heard))
-        return Visited(detached(moment), heard, replayer)
+        return Visited(detached(moment), _told(heard), replayer)
+
+
+def _told(heard: CacheListener) -> CacheListener:
+    """What a listener has heard, without the scheduler that it listens to and all its memory."""
+    heard.catch_up()
+    told = CacheListener()
+    told.known_since, told.insertions, told.evictions = heard.known_since, heard.insertions, heard.evictions
+    return told

@@ -100,7 +100,9 @@ class Pick(ModalScreen[Any]):
 
     def on_mount(self) -> None:
         """Show the first choices."""
-        self.query_one(Input).focus()
+        field = self.query_one(Input)
+        field.cursor_blink = False
+        field.focus()
         self._list(self._source(self._text))
 
     def on_input_changed(self, message: Input.Changed) -> None:

@@ -28,7 +28,7 @@ from schedscope.tui.cursor import Cursor
 
 _PAGES = 64
 _LIVES = 32
-_TIMELINE_MB = 160
+_TIMELINE_MB = 128
 _SQL_ROWS = 10_000
 """Of an answer that are shown."""
 

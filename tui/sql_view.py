@@ -20,7 +20,8 @@ from textual.message import Message
 from textual.widgets import Static, TextArea
 
 FIRST = (
-    "select rid, count(*) as passes, min(pass) as pass from decisions where deprioritized group by rid order by 2 desc"
+    "select rid, count(*) as passes, min(pass) as pass from decisions where deprioritized "
+    "group by rid order by passes desc, rid"
 )
 KEYWORDS = (
     "select",
@@ -79,6 +80,7 @@ class SqlInput(TextArea):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(FIRST, id=id, show_line_numbers=False, soft_wrap=True, tab_behavior="indent")
+        self.cursor_blink = False
         self.asked: list[str] = []
         self._back = 0
 
