@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
+    "tui": ("tui:tui", "Walk through a run in the terminal and ask why."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
@@ -33,8 +34,10 @@ for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)
 
 USAGE = 2
-EXTRA_PACKAGES = {"h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"}
-"""What the engine extra brings."""
+EXTRAS = dict.fromkeys(
+    ("h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"), "engine"
+) | {"textual": "tui"}
+"""Packages, and the extra that brings them."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -60,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_PACKAGES:
+        if package not in EXTRAS:
             raise
-        print(f"schedscope: this command needs {package}: pip install 'schedscope[engine]'", file=sys.stderr)
+        print(f"schedscope: this command needs {package}: pip install 'schedscope[{EXTRAS[package]}]'", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

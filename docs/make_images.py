@@ -5,6 +5,7 @@ Each picture is what a terminal shows, colours included.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,9 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+from schedscope.recorder.run import Run, resolve_run
+from schedscope.tui.app import ScopeApp
+from schedscope.tui.cursor import parse_at
+from schedscope.tui.session import Session
 
 IMAGES = Path(__file__).parent / "images"
 COLUMNS = 118
+SCREEN = (150, 44)
 
 
 def schedscope(*words: str, cwd: Path) -> str:
@@ -35,6 +41,20 @@ def picture(name: str, *shown: tuple[str, str]) -> None:
     path = IMAGES / f"{name}.svg"
     console.save_svg(str(path), title="schedscope")
     print(path)
+
+
+async def screen(name: str, app: ScopeApp, *keys: str) -> None:
+    """Draw the terminal debugger after some keys."""
+    async with app.run_test(size=SCREEN) as pilot:
+        for key in ("", *keys):
+            if key:
+                await pilot.press(key)
+            await pilot.pause(0.2)
+            while app.busy:
+                await pilot.pause(0.05)
+        path = IMAGES / f"{name}.svg"
+        path.write_text(app.export_screenshot(title="schedscope tui"))
+        print(path)
 
 
 def interesting_pass(demo: str) -> str:
@@ -57,6 +77,15 @@ def main() -> None:
             (f"schedscope replay pass {number}", schedscope("replay", "pass", number, cwd=cwd)),
             (f"schedscope replay pass {number} --policy hrrn", other),
         )
+        run = resolve_run(None, cwd / "schedscope-logs")
+        for image, view, keys in (
+            ("tui", "pass", ()),
+            ("tui-request", "request", ()),
+            ("tui-cache", "cache", ()),
+            ("tui-compare", "pass", ("o", "h", "r", "r", "enter")),
+        ):
+            app = ScopeApp(Session(Run.open(run)), parse_at(f"pass={number},view={view}"))
+            asyncio.run(screen(image, app, *keys))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -84,7 +84,11 @@ def stop_words(plan: Plan) -> str:
     if plan.gate is not None:
         return GATES[plan.gate]
     assert plan.admission is not None
-    stop, verdicts = plan.admission.stop, plan.admission.verdicts
+    return stop_sentence(plan.admission.stop, plan.admission.verdicts)
+
+
+def stop_sentence(stop: str, verdicts: Sequence[Verdict]) -> str:
+    """The same of a pass whose admission loop was ended by `stop` after these verdicts."""
     if stop in STOPS:
         return STOPS[stop]
     last = verdicts[-1]
@@ -95,7 +99,7 @@ def stop_words(plan: Plan) -> str:
 
 def key_words(key: Key) -> str:
     """A sort key's values, without the request's own name and the position, which end it."""
-    return "  ".join(_value(value) for name, value in _shown(key))
+    return "  ".join(key_value(value) for name, value in _shown(key))
 
 
 def _shown(key: Key) -> list[tuple[str, Any]]:
@@ -114,7 +118,8 @@ def _key_names(plan: Plan) -> str:
     return f"key: {', '.join(names)}, then {'rid' if 'rid' in key._fields else 'place in the queue'}"
 
 
-def _value(value: Any) -> str:
+def key_value(value: Any) -> str:
+    """One value of a sort key."""
     if isinstance(value, float):
         # Adding nothing makes a plain zero of a negative one.
         return f"{value + 0.0:g}"

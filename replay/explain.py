@@ -252,10 +252,17 @@ def explain_pass(run: Run, rank: int, number: int, only: str | None = None) -> P
     moment = deque(replayer.visit(_with_neighbours(replayer, [number]), heard), maxlen=1).pop()
     if only is not None and all(request.rid != only for request in moment.view.queue):
         raise RunNotFoundError(f"{run.path}: no request {only!r} in the queue of pass {number} on rank {rank}")
-    return _explain_moment(replayer, moment, heard, only)
+    return explain_moment(replayer, moment, heard, only)
 
 
-def _explain_moment(replayer: Replayer, moment: Moment, heard: CacheListener, only: str | None) -> PassExplanation:
+def explain_moment(
+    replayer: Replayer, moment: Moment, heard: CacheListener, only: str | None, *, alone: bool = False
+) -> PassExplanation:
+    """The same of a moment that is there already, rebuilt with this listener.
+
+    Args:
+        alone: explain the place of `only` and no other.
+    """
     run, rank, number, view = replayer.run, replayer.rank, moment.number, moment.view
     situation = situation_of(moment)
     plan = situation.decide()
@@ -270,6 +277,8 @@ def _explain_moment(replayer: Replayer, moment: Moment, heard: CacheListener, on
     matches = POLICIES[plan.ordering.active].cache_aware
     places = []
     for i, place in enumerate(ranked):
+        if alone and place.request.rid != only:
+            continue
         before = ranked[i - 1] if i else None
         places.append(_place(situation, place, i, before, verdicts, heard, matches, place.request.rid in searched))
     return PassExplanation(
@@ -480,7 +489,7 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
             why = passes.get(moment.number)
             if why is None or all(r.rid != rid for r in moment.view.queue):
                 continue
-            found = _explain_moment(replayer, moment, heard, rid)
+            found = explain_moment(replayer, moment, heard, rid)
             place = found.place_of(rid)
             assert place is not None
             about = (found.number, found.active, place, len(found.places))

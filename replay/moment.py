@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from schedscope.engine.chance import RandomState
@@ -23,3 +24,10 @@ class Moment(NamedTuple):
 def decide_again(moment: Moment) -> Plan:
     """The recorded decision, made again."""
     return decide(moment.view, moment.config, moment.random_state)
+
+
+def detached(moment: Moment) -> Moment:
+    """The same with a cache of its own: it stays as it is while the re-run goes on."""
+    cache, twins = moment.view.cache.fork()
+    running = tuple(r if r.lock is None else r._replace(lock=twins[r.lock.id]) for r in moment.view.running)
+    return moment._replace(view=replace(moment.view, cache=cache, running=running))

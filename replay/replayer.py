@@ -7,7 +7,7 @@ part by part: neither a long run nor a far pass takes more memory than a part.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -324,6 +324,33 @@ class Replayer:
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
         return self._look_at_open_pass(rebuild, number)
+
+    def walk(
+        self, number: int, listener: Listener | None = None, after_step: Callable[[], None] | None = None
+    ) -> Iterator[Moment]:
+        """The scheduler just before pass `number`, and before each pass behind it whose step has ended, as rebuilt.
+
+        A moment holds until the next one is asked for. Errors as `at`.
+
+        Args:
+            listener: hears what happens on the way.
+            after_step: called after each step that was re-run. It may raise, which ends the walk.
+        """
+        start = self._start_for(number)
+        rebuild = self.rebuild(start, listener)
+        if listener is not None:
+            listener.attach(rebuild.scheduler)
+        try:
+            for script in self._scripts(start):
+                for turn in rebuild.turns(script):
+                    if turn.pass_number is not None and turn.pass_number >= number:
+                        yield self._look(rebuild, turn, number)
+                        number += 1
+                    rebuild.take(turn, script)
+                    if after_step is not None:
+                        after_step()
+        except RunFormatError as error:
+            raise self._unreadable(str(error)) from None
 
     def before_steps(self, number: int, steps: Collection[int]) -> Iterator[tuple[int, Moment]]:
         """The scheduler just before some steps behind pass `number`, also those that a gate ended before a pass.

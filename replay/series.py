@@ -15,6 +15,7 @@ admission when they happen.
 from __future__ import annotations
 
 import math
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -123,6 +124,20 @@ class Found(NamedTuple):
     """None: it has not ended."""
 
 
+class Anomaly(NamedTuple):
+    """A moment that stands out."""
+
+    rank: int
+    ns: int
+    pass_number: int | None
+    """The pass then, or the last one before; None: there was none yet."""
+    kind: str
+    """`fallback`, `gate`, `gap`, `retraction`, `preemption` or `slow`."""
+    words: str
+    rid: str | None
+    """The request that it is about; None: not about one."""
+
+
 Share = Literal["refused", "delayer", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
 
@@ -144,15 +159,19 @@ class Timeline:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, run: Run, *, last_s: float | None = None) -> Timeline:
+    def open(cls, run: Run, *, last_s: float | None = None, memory_mb: int | None = None) -> Timeline:
         """Condense a run. Raises RunFormatError, RunNotFoundError.
 
         Args:
             last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
                 that came before and have not ended are left out. None: all of it; some seconds per million requests.
+            memory_mb: what it may take of memory; what is more goes to temporary files. None: most of it.
         """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
+        if memory_mb is not None:
+            connection.execute(f"SET temp_directory = '{tempfile.gettempdir()}'; SET memory_limit = '{memory_mb}MB'")
+            connection.execute("SET threads = 2; SET preserve_insertion_order = false")
         if last_s is not None:
             _narrow(connection, int(last_s * 1e9))
         measure(connection, level)
@@ -410,6 +429,42 @@ class Timeline:
                 joined = joined.append_column(name, latency[name])
         return joined
 
+    def anomalies(self, *, most: int = 500) -> tuple[Anomaly, ...]:
+        """Moments that stand out, by time; of more than `most` those that last longest or concern most.
+
+        Fallbacks of the policy; gates that held for more than a hundredth of the run; gaps; retractions and
+        preemptions, and first tokens that took at least three times the median and are among the slowest hundredth:
+        of these one per four-hundredth of the run.
+        """
+        span = max(1, self.extent.last_ns - self.extent.first_ns)
+        values = {"begin": self.extent.first_ns, "piece": max(1, span // 400), "long": span // 100, "most": most}
+        found = [
+            Anomaly(row["rank"], row["ns"], row["pass"], row["kind"], _anomaly_words(row), row["rid"])
+            for row in self._ask(_ANOMALIES, values).to_pylist()
+        ]
+        for gap in self._gaps(self.window(buckets=1)):
+            what = "records are missing" if gap.total is None else f"{gap.total:,} records are missing"
+            found.append(Anomaly(gap.rank, gap.begin_ns, gap.first_pass, "gap", f"{what}: {gap.what}", None))
+        return tuple(sorted(found, key=lambda each: (each.ns, each.rank, each.kind)))
+
+    def gates_before(self, rank: int, number: int) -> tuple[tuple[str, int, float], ...]:
+        """Gates between a pass and the one before it: what, how many steps it ended, and their seconds."""
+        found = self._ask(
+            """
+            WITH here AS (SELECT min(step) AS step FROM turns WHERE rank = $rank AND pass = $number),
+            before AS (
+                SELECT coalesce(max(step), -1) AS step FROM turns
+                WHERE rank = $rank AND pass IS NOT NULL AND step < (SELECT step FROM here)
+            )
+            SELECT gate, sum(count)::BIGINT AS steps, sum(end_ns - ns) / 1e9 AS seconds FROM turns
+            WHERE rank = $rank AND gate IS NOT NULL AND kind <> 'idle'
+                AND step > (SELECT step FROM before) AND step < (SELECT step FROM here)
+            GROUP BY gate ORDER BY seconds DESC, gate
+            """,
+            {"rank": rank, "number": number},
+        )
+        return tuple((row["gate"], row["steps"], row["seconds"]) for row in found.to_pylist())
+
     def find(self, prefix: str, *, most: int = 20) -> tuple[Found, ...]:
         """Requests whose rid begins so, the newest first."""
         rows = self._ask(
@@ -453,6 +508,51 @@ _SHARES: dict[Share, tuple[str, str, str, str]] = {
     "gate": ("turns", "gate", "NULL::BIGINT", "sum(end_ns - ns) / 1e9"),
 }
 """Where it is, what it is called, and its sums."""
+
+_ANOMALIES = """
+WITH told AS (
+    SELECT 'fallback' AS kind, rank, begin_ns AS ns, first_pass AS pass, what, total AS size, NULL::VARCHAR AS rid,
+        (end_ns - begin_ns) / 1e9 AS seconds, NULL::DOUBLE AS median
+    FROM lasting WHERE kind = 'policy' AND what LIKE '% (%'
+    UNION ALL
+    SELECT 'gate', rank, begin_ns, NULL, what, total, NULL, (end_ns - begin_ns) / 1e9, NULL
+    FROM lasting WHERE kind = 'gate' AND what <> 'queue_empty' AND end_ns - begin_ns > $long
+    UNION ALL
+    SELECT 'retraction', rank, min(ns), arg_min(pass, ns), NULL, sum(retracted)::BIGINT, NULL, NULL, NULL
+    FROM turns WHERE retracted > 0 GROUP BY rank, (ns - $begin) // $piece
+    UNION ALL
+    SELECT 'preemption', rank, min(ns), arg_min(pass, ns), NULL, sum(preempted)::BIGINT, NULL, NULL, NULL
+    FROM turns WHERE preempted > 0 GROUP BY rank, (ns - $begin) // $piece
+    UNION ALL
+    SELECT 'slow', rank, arg_max(first_token_ns, ttft_ns), NULL, NULL, count(*), arg_max(rid, ttft_ns),
+        max(ttft_ns) / 1e9, any_value(median) / 1e9
+    FROM measured, (
+        SELECT quantile_cont(ttft_ns, 0.99) AS high, quantile_cont(ttft_ns, 0.5) AS median FROM measured
+    ) WHERE ttft_ns >= high AND ttft_ns >= 3 * median GROUP BY rank, (first_token_ns - $begin) // $piece
+), largest AS (
+    SELECT *, row_number() OVER (PARTITION BY kind ORDER BY coalesce(seconds, size) DESC, ns, rank) AS place FROM told
+)
+SELECT l.kind, l.rank, l.ns, coalesce(l.pass, t.pass) AS pass, l.what, l.size, l.rid, l.seconds, l.median
+FROM largest l
+ASOF LEFT JOIN (SELECT rank, ns, pass FROM turns WHERE pass IS NOT NULL) t ON l.rank = t.rank AND l.ns >= t.ns
+WHERE l.place <= $most
+"""
+"""`size`: passes (fallback), steps (gate) or requests (others)."""
+
+
+def _anomaly_words(row: dict[str, Any]) -> str:
+    """An anomaly in a line."""
+    size = f"{row['size']:,}"
+    match row["kind"]:
+        case "fallback":
+            return f"fell back to {row['what']} for {size} passes, {row['seconds']:.3g} s"
+        case "gate":
+            return f"gate {row['what']} for {row['seconds']:.3g} s, {size} steps"
+        case "slow":
+            return f"first token after {row['seconds']:.3g} s, median {row['median']:.3g} s; {size} as slow around then"
+        case kind:
+            return f"{size} {kind}{'s' if row['size'] != 1 else ''} around then"
+
 
 _REFUSED = """
 CREATE TABLE refused AS

@@ -6,6 +6,8 @@ Everything random comes from one seed, so a failing case can be run again.
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from schedscope.engine import tokens
@@ -179,12 +181,13 @@ def record(
     limits: Limits = LIMITS,
     detail: Detail = EVERYTHING,
     follows: bool = False,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Path:
     """Record a driven scheduler as a run of one rank. Returns the run's path."""
     path = create_run(folder, "simulated")
     described = Description(source=Source("simulation", "1"), config=config.to_dict())
     sink = DirectSink(path, 0, described, limits, detail=detail, key=b"secret")
-    tracer = RunTracer(sink, checkpoint_every=checkpoint_every)
+    tracer = RunTracer(sink, checkpoint_every=checkpoint_every, clock_ns=clock_ns)
     scheduler = Scheduler(config, tracer)
     tracer.attach(scheduler)
     drive(scheduler, Workload(seed, outputs=outputs), requests, follows=follows)

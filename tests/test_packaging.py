@@ -7,8 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("engine", "recorder", "replay", "cli")
+PACKAGES = ("engine", "recorder", "replay", "tui", "cli")
 
 
 def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
@@ -24,7 +26,7 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "duckdb", "numpy", "httpx", "starlette", "yaml")
+    heavy = ("torch", "transformers", "textual", "pyarrow", "duckdb", "numpy", "httpx", "starlette", "yaml")
     code = (
         "import sys; from schedscope.cli.main import main; main(['--help']); "
         f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
@@ -42,13 +44,22 @@ def test_recording_and_replay_need_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_missing_extra_is_named() -> None:
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        (
+            "httpx",
+            "engine",
+            ["load", "sample_logs/traces/mooncake_conversation_300.jsonl", "--url", "http://127.0.0.1:9"],
+        ),
+        ("textual", "tui", ["tui"]),
+    ],
+)
+def test_a_missing_extra_is_named(package: str, extra: str, words: list[str]) -> None:
     code = (
-        "import sys; sys.modules['httpx'] = None\n"
-        "from schedscope.cli.main import main\n"
-        "sys.exit(main(['load', 'sample_logs/traces/mooncake_conversation_300.jsonl', '--url', 'http://127.0.0.1:9']))"
+        f"import sys; sys.modules[{package!r}] = None\nfrom schedscope.cli.main import main\nsys.exit(main({words!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert "schedscope[engine]" in done.stderr
+    assert f"schedscope[{extra}]" in done.stderr
     assert "Traceback" not in done.stderr

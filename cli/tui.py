@@ -1,0 +1,28 @@
+"""`schedscope tui`: a run in the terminal, to walk through and ask why."""
+
+from __future__ import annotations
+
+from schedscope.cli.options import LogDir, RunName
+from schedscope.recorder.run import Run, resolve_run
+
+
+def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log: LogDir = None) -> int:
+    """Walk through a run: who waited in which pass, why, and what another policy would have done.
+
+    Parameters
+    ----------
+    at
+        Where to begin: pass=4821,rank=0,view=cache,rid=abc; what is left out is the default.
+    compare
+        Another run, to show beside this one.
+    """
+    from schedscope.tui.app import ScopeApp
+    from schedscope.tui.cursor import parse_at
+    from schedscope.tui.session import Session
+
+    start = parse_at(at)
+    session = Session(Run.open(resolve_run(run, log)))
+    other = None if compare is None else Session(Run.open(resolve_run(compare, log)))
+    app = ScopeApp(session, start, other)
+    app.run()
+    return app.return_code or 0

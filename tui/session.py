@@ -1,0 +1,251 @@
+"""An open run: what screens ask it. Every method may take time, so none is called on the screen's own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
+from schedscope.recorder.parts import PassRange
+from schedscope.recorder.run import Run
+from schedscope.recorder.schema import TABLES
+from schedscope.replay.doctor import examine
+from schedscope.replay.explain import PassExplanation, explain_moment
+from schedscope.replay.finding import Finding
+from schedscope.replay.ledger import RequestLedger, request_ledger
+from schedscope.replay.moment import decide_again
+from schedscope.replay.page import Page, page_of_plan, page_of_rows
+from schedscope.replay.redecide import redecide
+from schedscope.replay.search import find_decisions
+from schedscope.replay.series import Timeline
+from schedscope.replay.walker import Visited, Walker
+from schedscope.tui.cursor import Cursor
+
+_PAGES = 64
+_LIVES = 32
+_TIMELINE_MB = 128
+_SQL_ROWS = 10_000
+"""Of an answer that are shown."""
+
+
+Wanted = Callable[[], bool]
+"""Whether an answer is still wanted."""
+
+
+def _always() -> bool:
+    return True
+
+
+class Scene(NamedTuple):
+    """A pass that was re-run: all that its decision could read, and what it decided."""
+
+    visited: Visited
+    page: Page
+    identical: bool | None
+    """Whether the recorded decisions are the same; None: they were not recorded."""
+
+
+class Life(NamedTuple):
+    """A request, from its arrival to its end, as far as it was recorded."""
+
+    rank: int
+    rid: str
+    decisions: tuple[dict[str, Any], ...]
+    """Rows of the log, by pass."""
+    events: tuple[dict[str, Any], ...]
+    request: dict[str, Any] | None
+    """Its row of `requests`; None: it has not ended."""
+    ledger: RequestLedger | None
+    problem: str | None
+    """Why there is no ledger."""
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Passes that said something about it; where decisions were not recorded, those in which it did something."""
+        if self.decisions:
+            return tuple(row["pass"] for row in self.decisions)
+        return tuple(sorted({row["pass"] for row in self.events if row["pass"] is not None}))
+
+    def nearest(self, number: int) -> int | None:
+        """Of its passes the nearest one to a pass, itself if it is one of them."""
+        return min(self.passes, key=lambda each: (abs(each - number), each), default=None)
+
+    def change(self, number: int, step: int) -> int | None:
+        """The next pass (the one before, if `step` is negative) in which something is other than in its pass before."""
+        told = [_told(row) for row in self.decisions]
+        changed = [row["pass"] for i, row in enumerate(self.decisions) if i == 0 or told[i] != told[i - 1]]
+        changed = changed or list(self.passes)
+        later = [each for each in changed if each > number] if step > 0 else [each for each in changed if each < number]
+        return (min(later) if step > 0 else max(later)) if later else None
+
+
+class Answer(NamedTuple):
+    """What SQL gave."""
+
+    table: pa.Table
+    more: bool
+    """There are rows that are not shown."""
+
+
+class Session:
+    """Use from any thread: questions about one thing are answered one after the other."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()
+        self._lives: OrderedDict[tuple[int, str], Life] = OrderedDict()
+        self._walkers: dict[int, Walker] = {}
+        self._reach_run, self._page_run, self._life_run, self._walk_run = (self._again() for _ in range(4))
+        self._page_lock = threading.Lock()
+        self._life_lock = threading.Lock()
+        self._walk_lock = threading.Lock()
+        self._timeline: Timeline | None = None
+
+    def _again(self) -> Run:
+        """The run, opened once more: an opened one is for one thread at a time."""
+        return Run(self.run.path, self.run.manifest)
+
+    @property
+    def name(self) -> str:
+        """The run's, as its directory is called."""
+        return self.run.path.name
+
+    # ---- passes --------------------------------------------------------------------------------------------
+
+    def reach(self) -> dict[int, PassRange]:
+        """The passes of each rank, as they are now."""
+        run = self._reach_run
+        return {rank: run.passes(rank) for rank in run.ranks}
+
+    def is_recorded(self) -> bool:
+        """Whether it still grows."""
+        return self._reach_run.status == "recording"
+
+    def longest_queue(self, rank: int | None) -> Cursor | None:
+        """The first pass with the longest queue, of a rank or of all; None: there is no pass."""
+        table = self._reach_run.table("passes", rank, ["rank", "pass", "queue_len"])
+        if not table.num_rows:
+            return None
+        place = pc.index(table["queue_len"], pc.max(table["queue_len"])).as_py()
+        return Cursor(table["rank"][place].as_py(), table["pass"][place].as_py())
+
+    def page(self, rank: int, number: int) -> Page:
+        """A pass. Raises RunNotFoundError, RunFormatError."""
+        with self._page_lock:
+            known = self._pages.get((rank, number))
+            if known is not None:
+                self._pages.move_to_end((rank, number))
+                return known
+            rows = self._page_run.pass_rows(rank, number)
+            page = page_of_rows(rows)
+        begin_ns = next((step["start_ns"] for step in rows["steps"] if step["pass"] == number), None)
+        if page is None:
+            moment = self.visit(rank, number).moment
+            page = page_of_plan(moment, decide_again(moment), rank, begin_ns)
+            if page is None:
+                raise RunNotFoundError(f"pass {number} of rank {rank}: the replay comes to no pass here")
+        if begin_ns is not None:  # else its step has not ended, and there is more to come
+            with self._page_lock:
+                self._pages[rank, number] = page
+                while len(self._pages) > _PAGES:
+                    self._pages.popitem(last=False)
+        return page
+
+    def visit(self, rank: int, number: int, wanted: Wanted = _always) -> Visited:
+        """The scheduler before a pass. Raises RunNotFoundError, RunFormatError, OvertakenError."""
+        with self._walk_lock:
+            walker = self._walkers.get(rank)
+            if walker is None:
+                walker = self._walkers[rank] = Walker(self._walk_run, rank)
+            return walker.at(number, wanted)
+
+    def scene(self, rank: int, number: int, recorded: Page, wanted: Wanted = _always) -> Scene:
+        """A pass, re-run, as long as that is wanted. Raises RunNotFoundError, RunFormatError, OvertakenError."""
+        visited = self.visit(rank, number, wanted)
+        moment = visited.moment
+        plan = decide_again(moment)
+        page = page_of_plan(moment, plan, rank, recorded.facts.begin_ns)
+        if page is None:
+            raise RunNotFoundError(f"pass {number} of rank {rank}: the replay comes to no pass here")
+        return Scene(visited, page, page.same_outcome(recorded))
+
+    def other(self, scene: Scene, policy: str) -> Page:
+        """The same pass under another policy. Raises UsageError, ConfigError."""
+        decided = redecide(scene.visited.moment, policy, {})
+        page = page_of_plan(scene.visited.moment, decided.other, scene.page.facts.rank, scene.page.facts.begin_ns)
+        if page is None:
+            raise UsageError(f"under {policy} a gate would have ended this step before the pass")
+        return page
+
+    def explain(self, scene: Scene, rid: str) -> PassExplanation:
+        """Why a request stands where it stands, with what would have changed that.
+
+        Raises RunFormatError, and DivergenceError if the pass does not come out as recorded.
+        """
+        moment, heard, replayer = scene.visited
+        with self._walk_lock:
+            return explain_moment(replayer, moment, heard, rid, alone=True)
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def life(self, rank: int, rid: str) -> Life:
+        """All about a request. Raises RunNotFoundError if nothing mentions it."""
+        with self._life_lock:
+            known = self._lives.get((rank, rid))
+            if known is not None:
+                return known
+            rows = self._life_run.request_rows(rid, rank)
+            ledger, problem = None, None
+            try:
+                ledger = request_ledger(self._life_run, rid, rank)
+            except SchedscopeError as error:
+                problem = str(error)
+            decisions = tuple(sorted(rows["decisions"], key=lambda row: row["pass"]))
+            events = tuple(sorted(rows["events"], key=lambda row: row["seq"]))
+            life = Life(rank, rid, decisions, events, next(reversed(rows["requests"]), None), ledger, problem)
+            if life.request is not None:  # else there is more to come
+                self._lives[rank, rid] = life
+                while len(self._lives) > _LIVES:
+                    self._lives.popitem(last=False)
+            return life
+
+    # ---- the whole run -------------------------------------------------------------------------------------
+
+    def timeline(self, *, again: bool = False) -> Timeline:
+        """The run over time; `again`: as it is now. Raises RunNotFoundError for one without a step."""
+        if self._timeline is None or again:
+            self._timeline = Timeline.open(self._again(), memory_mb=_TIMELINE_MB)
+        return self._timeline
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the doctor says. Raises RunFormatError, UsageError."""
+        return examine(self._again()).findings
+
+    def sql(self, query: str) -> Answer:
+        """Ask the log. Raises UsageError for what DuckDB refuses."""
+        named = [table for table in TABLES if table in query.lower()]
+        connection = self._again().connect(named or TABLES)
+        try:
+            relation = connection.sql(query)
+            if relation is None:
+                raise UsageError("this statement gives no rows")
+            answer = relation.limit(_SQL_ROWS + 1).to_arrow_table()
+        except duckdb.Error as error:
+            raise UsageError(str(error)) from None
+        finally:
+            connection.close()
+        return Answer(answer.slice(0, _SQL_ROWS), answer.num_rows > _SQL_ROWS)
+
+    def hits(self, condition: str, rank: int) -> tuple[Cursor, ...]:
+        """Decisions of a rank on which a breakpoint's condition holds, in order. Raises UsageError."""
+        return tuple(Cursor(rank, *hit) for hit in find_decisions(self._again(), condition, rank))
+
+
+def _told(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes a decision about a request another one."""
+    return row["place_after"], row["deprioritized"], row["partner"], row["matched"], row["result"], row["reason"]
