@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,9 @@ def test_a_live_reader_misses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("bench_*.py")))
 def test_benchmarks_start(name: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"], capture_output=True, text=True, cwd=BENCHMARKS
-    )
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS, env=environ)
     if "No module named 'sglang'" in ended.stderr:
         pytest.skip("needs SGLang")
     assert ended.returncode == 0, ended.stderr
