@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
+    "dashboard": ("dashboard:dashboard", "Show runs in a browser: hit rate and TTFT over time, down to every decision."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
@@ -33,8 +34,11 @@ for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)
 
 USAGE = 2
-EXTRA_PACKAGES = {"h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"}
-"""What the engine extra brings."""
+EXTRAS = {
+    "engine": {"h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"},
+    "dashboard": {"dash", "flask", "waitress", "werkzeug"},
+}
+"""What the extras bring."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -60,9 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_PACKAGES:
+        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        if extra is None:
             raise
-        print(f"schedscope: this command needs {package}: pip install 'schedscope[engine]'", file=sys.stderr)
+        print(f"schedscope: this command needs {package}: pip install 'schedscope[{extra}]'", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

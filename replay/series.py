@@ -123,6 +123,43 @@ class Found(NamedTuple):
     """None: it has not ended."""
 
 
+class Turn(NamedTuple):
+    """What a rank did at a moment."""
+
+    rank: int
+    step: int
+    begin_ns: int
+    end_ns: int
+    kind: str
+    gate: str | None
+    pass_number: int | None
+    """The pass of this step, or the last one before it; None: there is none."""
+    queue_len: int
+    running: int
+    admitted: int | None
+    """Of the pass, if it was in this step."""
+    stop: str | None
+    policy: str | None
+    """The active one, with the reason of a fallback in brackets."""
+
+
+class Served(NamedTuple):
+    """A request that got its first token."""
+
+    rank: int
+    rid: str
+    arrive_ns: int
+    first_token_ns: int
+    ttft_s: float
+    waited_s: float | None
+    prefill_s: float | None
+    scheduling_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    priority: int | None
+    routing_key: str | None
+
+
 Share = Literal["refused", "delayer", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
 
@@ -418,6 +455,41 @@ class Timeline:
             [prefix, most],
         )
         return tuple(Found(*row.values()) for row in rows.to_pylist())
+
+    def turns_at(self, ns: int, rank: int | None = None) -> tuple[Turn, ...]:
+        """What each rank, or one, did at a moment: the last step that had begun."""
+        rows = self._ask(
+            f"""
+            WITH last AS (
+                SELECT rank, max(step) AS step, max(pass) AS pass FROM turns
+                WHERE ns <= $ns AND ($rank IS NULL OR rank = $rank) GROUP BY rank
+            )
+            SELECT t.rank, t.step, t.ns, t.end_ns, t.kind, t.gate, l.pass, t.queue_len, t.running,
+                CASE WHEN t.pass IS NOT NULL THEN t.admitted END, t.stop, {_POLICY}
+            FROM last l JOIN turns t ON t.rank = l.rank AND t.step = l.step ORDER BY t.rank
+            """,
+            {"ns": ns, "rank": rank},
+        )
+        return tuple(Turn(*row.values()) for row in rows.to_pylist())
+
+    def slowest(
+        self, window: Window, *, most: int = 12, low_s: float = 0.0, high_s: float = math.inf
+    ) -> tuple[Served, ...]:
+        """Requests whose first token came in a window, those that waited longest for it first.
+
+        Args:
+            low_s: only those that waited at least so long, and not longer than `high_s`.
+        """
+        rows = self._ask(
+            f"""
+            SELECT rank, rid, arrive_ns, first_token_ns, ttft_ns / 1e9, waited_ns / 1e9, prefill_ns / 1e9,
+                scheduling_ns / 1e9, prompt_tokens, cached_tokens, priority, routing_key
+            FROM measured WHERE {_within("first_token_ns")} AND ttft_ns BETWEEN $low AND $high
+            ORDER BY ttft_ns DESC, rank, rid LIMIT $most
+            """,
+            {**_values(window), "most": most, "low": low_s * 1e9, "high": high_s * 1e9},
+        )
+        return tuple(Served(*row.values()) for row in rows.to_pylist())
 
     def request_parts(self) -> pa.Table:
         """The times of all requests, by arrival; see `schedscope.replay.measures`.
