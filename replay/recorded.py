@@ -85,11 +85,12 @@ class RecordedPass(NamedTuple):
 def read_pass(run: Run, rank: int, number: int) -> RecordedPass:
     """Read one pass. Raises RunNotFoundError, RunFormatError."""
     rows = run.pass_rows(rank, number)
-    places = sorted(map(_place, rows["decisions"]), key=lambda place: -1 if place.after is None else place.after)
+    places = sorted(map(place_of, rows["decisions"]), key=lambda place: -1 if place.after is None else place.after)
     return RecordedPass(rank, number, rows["passes"][0], next(iter(rows["steps"]), None), tuple(places))
 
 
-def _place(row: Row) -> Place:
+def place_of(row: Row) -> Place:
+    """A row of `decisions`."""
     names = [name for name in (row["key_names"] or "").split(",") if name]
     values = json.loads(row["key"]) if row["key"] is not None else []
     return Place(

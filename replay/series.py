@@ -472,6 +472,19 @@ class Timeline:
         )
         return tuple(Turn(*row.values()) for row in rows.to_pylist())
 
+    def pass_times(self, rank: int, first: int, last: int) -> dict[int, int]:
+        """When passes of a rank began, by number, both ends included."""
+        found = self._ask("SELECT pass, ns FROM turns WHERE rank = ? AND pass BETWEEN ? AND ?", [rank, first, last])
+        return dict(zip(found["pass"].to_pylist(), found["ns"].to_pylist(), strict=True))
+
+    def request(self, rid: str, rank: int | None = None) -> dict[str, Any] | None:
+        """The times of a request, as `schedscope.replay.measures` has them; of several of its name the last one's."""
+        rows = self._ask(
+            "SELECT * FROM measured WHERE rid = $rid AND ($rank IS NULL OR rank = $rank) ORDER BY arrive_ns DESC LIMIT 1",
+            {"rid": rid, "rank": rank},
+        ).to_pylist()
+        return rows[0] if rows else None
+
     def slowest(
         self, window: Window, *, most: int = 12, low_s: float = 0.0, high_s: float = math.inf
     ) -> tuple[Served, ...]:
