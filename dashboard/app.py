@@ -16,14 +16,25 @@ from typing import Any, NamedTuple
 import flask
 from dash import ALL, ClientsideFunction, Dash, Input, Output, ctx, dcc, html, no_update
 from dash.development.base_component import Component
-from schedscope.dashboard import overview, parts, pass_page, runs_page, words
+from schedscope.dashboard import (
+    cache_page,
+    compare_page,
+    figures,
+    overview,
+    parts,
+    pass_page,
+    ranks_page,
+    request_page,
+    runs_page,
+    words,
+)
 from schedscope.dashboard.cursor import Cursor
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.guard import protect
 from schedscope.dashboard.library import Book, Library
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
 
-PAGES = (overview.PAGE, pass_page.PAGE)
+PAGES = (overview.PAGE, pass_page.PAGE, request_page.PAGE, cache_page.PAGE, ranks_page.PAGE, compare_page.PAGE)
 _LOG = logging.getLogger(__name__)
 _LASTS = (("1 min", 60), ("5 min", 300), ("15 min", 900), ("1 h", 3600))
 _THEME = (
@@ -160,7 +171,7 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
     current = desk.book.name if desk is not None else cursor.run
     if current is not None and current not in names:
         names.insert(0, current)
-    shown = [_select("Run", "run", [(words.name(name, 60), name) for name in names], current or "")]
+    shown = [parts.select("Run", "run", [(words.name(name, 60), name) for name in names], current or "")]
     if desk is None:
         return shown
     extent, window = desk.timeline.extent, desk.window()
@@ -168,7 +179,7 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
     shown.append(html.Span([html.I(**{"aria-hidden": "true"}), "live" if desk.book.live else status], className=f"status {status}"))
     if len(extent.ranks) > 1:
         ranks = [("all ranks", "")] + [(f"rank {each.rank}", str(each.rank)) for each in extent.ranks]
-        shown.append(_select("Rank", "rank", ranks, "" if cursor.rank is None else str(cursor.rank)))
+        shown.append(parts.select("Rank", "rank", ranks, "" if cursor.rank is None else str(cursor.rank)))
     step = max((window.end_ns - window.begin_ns) / 1e9 / 1000, 0.001)
     begin, end = ((ns - extent.first_ns) / 1e9 for ns in (window.begin_ns, window.end_ns))
     whole = cursor.begin_ns is None and cursor.end_ns is None and cursor.last_s is None
@@ -188,23 +199,6 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
         )
     )
     return shown
-
-
-def _select(label: str, parameter: str, options: list[tuple[str, str]], chosen: str) -> Component:
-    """A choice that changes the URL; the browser's own, so that it works everywhere."""
-    return html.Label(
-        [
-            html.Span(label),
-            html.Div(
-                [
-                    html.Option(text, value=value, **({"data-chosen": "1"} if value == chosen else {}))
-                    for text, value in options
-                ],
-                **{"data-select": parameter},
-            ),
-        ],
-        className="choice",
-    )
 
 
 # ---- questions ---------------------------------------------------------------------------------------------------
@@ -289,9 +283,7 @@ def _draw(page: Page, desk: Desk, name: str) -> Any:
         return (page.charts.get(name) or page.parts[name])(desk)
     except SchedscopeError as error:
         if name in page.charts:
-            from schedscope.dashboard.figures import blank
-
-            return blank(desk.theme, str(error))
+            return figures.blank(desk.theme, str(error))
         return _failed(error)
 
 

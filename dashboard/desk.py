@@ -60,6 +60,11 @@ class Desk:
         """The same for what takes long: it is worked out behind the scenes."""
         return self.book.answers.later(question, find)
 
+    def standing(self, question: Hashable, find: Callable[[], _Answer]) -> _Answer | Pending:
+        """The same for what may be a little behind a run that is being recorded."""
+        key = (self.book.name, self.timeline.extent.first_ns, question)
+        return self.library.standing.get(key, self.book.generation, find)
+
     def load(self) -> list[dict[str, Any]]:
         """`Timeline.load` of what is looked at, in one bucket."""
         return self._table("load", self.whole())

@@ -313,7 +313,7 @@ def heat(span: Span, found: HeatMap, theme: Theme, box: Sequence[float] | None =
         "y": [math.log10(middle) for middle in middles],
         "z": cells,
         "customdata": [[words.seconds(middle)] * span.window.buckets for middle in middles],
-        "colorscale": [[0, faint(shade, 0.16)], [0.25, faint(shade, 0.5)], [1, shade]],
+        "colorscale": [[0, faint(shade, 0.28)], [0.3, faint(shade, 0.6)], [1, shade]],
         "showscale": False,
         "hoverongaps": False,
         "hovertemplate": "%{z:,} requests<br>first token after %{customdata}<extra></extra>",

@@ -26,6 +26,9 @@ _LOG = logging.getLogger(__name__)
 _OPEN = 4
 """Runs that are kept open."""
 _KEPT_ANSWERS = 400
+_KEPT_TASKS = 24
+_STANDING_S = 20.0
+"""How long an answer about a run that grows stands."""
 _LISTED_S = 3.0
 """How long a list of runs is good for."""
 _SHORTEST_S = 1.0
@@ -50,7 +53,7 @@ class Answers:
     def __init__(self, most: int = _KEPT_ANSWERS) -> None:
         self._most = most
         self._known: OrderedDict[Hashable, tuple[threading.Lock, list[Any]]] = OrderedDict()
-        self._tasks: dict[Hashable, Future[Any]] = {}
+        self._tasks: OrderedDict[Hashable, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, question: Hashable, find: Callable[[], _Answer]) -> _Answer:
@@ -72,9 +75,38 @@ class Answers:
             task = self._tasks.get(question)
             if task is None:
                 task = self._tasks[question] = _WORKERS.submit(find)
+                while len(self._tasks) > _KEPT_TASKS:
+                    self._tasks.popitem(last=False)
+            self._tasks.move_to_end(question)
         if not task.done():
             return PENDING
         answer: _Answer = task.result()
+        return answer
+
+
+class Standing:
+    """Answers that are worked out anew while the last ones stand: for what takes long of a run that grows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[Hashable, tuple[int, float, Any]] = {}
+        self._tasks: dict[Hashable, tuple[int, Future[Any]]] = {}
+
+    def get(self, question: Hashable, generation: int, find: Callable[[], _Answer]) -> _Answer | Pending:
+        """The last answer, perhaps of an earlier generation. What `find` raises is raised once, then tried again."""
+        with self._lock:
+            begun = self._tasks.get(question)
+            if begun is not None and begun[1].done():
+                del self._tasks[question]
+                self._last[question] = (begun[0], time.monotonic(), begun[1].result())
+                begun = None
+            last = self._last.get(question)
+            old = last is None or (last[0] != generation and time.monotonic() - last[1] > _STANDING_S)
+            if begun is None and old:
+                self._tasks[question] = (generation, _WORKERS.submit(find))
+        if last is None:
+            return PENDING
+        answer: _Answer = last[2]
         return answer
 
 
@@ -130,6 +162,7 @@ class Library:
         self._given = given
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
         self._lock = threading.Lock()
+        self.standing = Standing()
         self._listed: tuple[float, list[RunInfo]] = (-1e9, [])
         self._list_lock = threading.Lock()
 

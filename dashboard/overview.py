@@ -10,8 +10,11 @@ from dash.development.base_component import Component
 from schedscope.dashboard import figures, parts, words
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.figures import Figure, Lane
+from schedscope.dashboard.insight import examined, findings, inside
+from schedscope.dashboard.library import Pending
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.dashboard.parts import Column, Tile
+from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.describe import GATES, STOPS
 from schedscope.replay.palette import (
     BLUE,
@@ -95,7 +98,7 @@ def tiles(desk: Desk) -> Component:
     knows = desk.timeline.extent.level in {"decisions", "full"}
     lost = load["retractions"] + load["preemptions"]
     shown = [
-        Tile("hit_rate", "Hit rate", words.share(load["hit_rate"]), f"last minute {words.share(recent_load['hit_rate'])}", "good", True),
+        Tile("hit_rate", "Hit rate", words.share(load["hit_rate"]), f"last minute {words.share(recent_load['hit_rate'])}{_bound(desk)}", "good", True),
         Tile("ttft_p99", "TTFT p99", words.seconds(latency["ttft_p99"]), f"last minute {words.seconds(recent_latency['ttft_p99'])}", "wait", True),
         Tile("ttft_p90", "TTFT p90", words.seconds(latency["ttft_p90"])),
         Tile("ttft_p50", "TTFT p50", words.seconds(latency["ttft_p50"])),
@@ -107,6 +110,20 @@ def tiles(desk: Desk) -> Component:
         Tile("lost", "Lost their memory", words.count(lost), f"{words.count(load['retractions'])} retracted, {words.count(load['preemptions'])} preempted"),
     ]
     return parts.tiles(shown)
+
+
+def _bound(desk: Desk) -> str:
+    """What a cache that never forgets would have found of a sample of prompts, if that is known."""
+    try:
+        found = examined(desk)
+    except SchedscopeError:
+        # The findings above say why.
+        return ""
+    if isinstance(found, Pending) or not found.bounds:
+        return ""
+    known = [each for rank, each in found.bounds.items() if desk.cursor.rank in (None, rank)]
+    best = max((each.rate for each in known), default=None)
+    return "" if best is None else f", {best:.1%} repeats"
 
 
 def _now(desk: Desk) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -376,16 +393,6 @@ def slowest(desk: Desk) -> Component:
     ]
     table = parts.table(columns, rows, caption=f"Slowest first tokens {where}", id="slowest-table")
     return parts.card("Slowest first tokens", table, note=where, wide=True)
-
-
-def inside(desk: Desk) -> Component:
-    """What is different about the requests in the box."""
-    return html.Div()
-
-
-def findings(desk: Desk) -> Component:
-    """What the doctor found, in words."""
-    return html.Div()
 
 
 PAGE = Page(

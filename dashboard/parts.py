@@ -155,6 +155,23 @@ def link(words: Content, href: str, *, className: str = "", title: str = "") -> 
     return html.A(words, href=href, className=className, **({"title": title} if title else {}))
 
 
+def select(label: str, parameter: str, options: list[tuple[str, str]], chosen: str) -> Component:
+    """A choice that changes the URL; the browser's own, so that it works everywhere."""
+    return html.Label(
+        [
+            html.Span(label),
+            html.Div(
+                [
+                    html.Option(text, value=value, **({"data-chosen": "1"} if value == chosen else {}))
+                    for text, value in options
+                ],
+                **{"data-select": parameter},
+            ),
+        ],
+        className="choice",
+    )
+
+
 def chip(words: str, hue: Hue, theme: Theme) -> Component:
     """A name in the colour that it has everywhere."""
     return html.Span([html.I(style={"background": hue.on(theme)}, **{"aria-hidden": "true"}), words], className="chip")

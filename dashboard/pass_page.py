@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
@@ -13,19 +13,26 @@ from schedscope.dashboard.figures import Figure
 from schedscope.dashboard.library import Pending
 from schedscope.dashboard.links import request_link
 from schedscope.dashboard.parts import Column
-from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.errors import ConfigError, RunFormatError, RunNotFoundError, SchedscopeError, UsageError
-from schedscope.engine.ordering import POLICIES
+from schedscope.dashboard.rebuilt import alternatives, explained_pass
+from schedscope.engine.errors import RunFormatError, RunNotFoundError, SchedscopeError
+from schedscope.replay.explain_words import (
+    against_words,
+    flip_words,
+    held_words,
+    mark_words,
+    match_words,
+    pass_sentence,
+    pool_words,
+)
 from schedscope.replay.palette import GREY, VERDICTS, VERMILION
 from schedscope.replay.palette import POLICIES as POLICY_HUES
 from schedscope.replay.recorded import Place, RecordedPass, read_pass
-from schedscope.replay.redecide import Redecided, redecide
-from schedscope.replay.replayer import Replayer
+from schedscope.replay.redecide import Redecided
 
+_TOLD = 5
+"""Requests whose place is explained."""
 _SHOWN = 300
 """Requests in the table."""
-_FAR = 3_000
-"""Passes to re-run, from which on that is not done unasked."""
 FATES = {
     "admitted": "admitted",
     "chunk": "next chunk",
@@ -35,25 +42,22 @@ FATES = {
 }
 
 
-class Alternative(NamedTuple):
-    """A pass under another policy."""
-
-    policy: str
-    again: Redecided | None
-    problem: str | None
-    """Why it can't run with this configuration."""
-
-
-def chosen(desk: Desk) -> RecordedPass:
-    """The pass that is looked at; by default the last one. Raises RunNotFoundError."""
+def number_of(desk: Desk) -> tuple[int, int]:
+    """Rank and number of the pass that is looked at; by default the last one. Raises RunNotFoundError, RunFormatError."""
     rank = desk.cursor.rank if desk.cursor.rank is not None else desk.timeline.extent.ranks[0].rank
     number = desk.cursor.pass_number
     if number is None:
-        if desk.timeline.extent.level == "steps":
-            raise RunFormatError(f"run {desk.book.name} was recorded at level steps: its passes are not in the log")
         number = desk.timeline.pass_at(desk.cursor.at_ns or desk.timeline.extent.last_ns, rank)
+    if desk.timeline.extent.level == "steps":
+        raise RunFormatError(f"run {desk.book.name} was recorded at level steps: its passes are not in the log")
     if number is None:
         raise RunNotFoundError(f"rank {rank} of run {desk.book.name} has no pass yet")
+    return rank, number
+
+
+def chosen(desk: Desk) -> RecordedPass:
+    """The pass that is looked at. Raises RunNotFoundError, RunFormatError."""
+    rank, number = number_of(desk)
     return desk.once(("pass", rank, number), lambda: read_pass(desk.book.run, rank, number))
 
 
@@ -61,6 +65,7 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     """The page of a pass."""
     return [
         parts.part("head", draw("head")),
+        parts.part("why", draw("why")),
         html.Div(
             [
                 parts.chart("order", "Before and after sorting", draw("order"), note="front of the queue on top", tall=True),
@@ -175,6 +180,48 @@ def _chunk(it: RecordedPass, cursor: Any) -> list[Component]:
     return [html.Dt("Chunked prefill"), html.Dd(said)]
 
 
+# ---- why ---------------------------------------------------------------------------------------------------------
+
+
+def why(desk: Desk) -> Component:
+    """Why it came out so: read off the decision, made again, with changes that were checked to change it."""
+    it = chosen(desk)
+    try:
+        found = explained_pass(desk, it.rank, it.number)
+    except SchedscopeError as error:
+        return parts.card("Why", html.P(f"It can't be explained: {words.name(str(error), 300)}"), wide=True)
+    if isinstance(found, Pending):
+        return parts.card("Why", parts.working("Deciding this pass again…"), wide=True)
+    said: list[Any] = [html.P(html.Strong(pass_sentence(found)))]
+    if found.mark_before is not None:
+        said.append(html.P(f"When it began, {mark_words(found.mark_before)}."))
+    if found.mark_after is not None:
+        said.append(html.P(_sentence(mark_words(found.mark_after))))
+    if found.ending.stop == "NO_TOKEN":
+        said.append(html.P(f"The pool: {pool_words(found.pool)}."))
+    told = [place for place in found.places if place.flips or place.ahead][:_TOLD]
+    rows = []
+    for place in told:
+        held = held_words(place)
+        behind = "" if place.against is None else against_words(place.against)
+        known = match_words(place.matched, place.origin)
+        lines = [flip_words(flip) for flip in (*place.flips, *place.ahead)]
+        rows.append(
+            [
+                str(place.place),
+                request_link(desk.cursor, it.rank, place.rid, 24),
+                words.name(behind, 160),
+                words.name(f"{held}; {known}" if held else known, 200),
+                html.Ul([html.Li(words.name(line, 200)) for line in lines], className="plain"),
+            ]
+        )
+    if rows:
+        columns = [Column("place", True), Column("request"), Column("stands there because"), Column("in the cache"), Column("what alone would have changed it")]
+        said.append(parts.table(columns, rows, caption="What would have let requests in", id="why-table"))
+    note = f"decided again and found identical; {found.checked} claims checked by deciding once more"
+    return parts.card("Why", *said, note=note, wide=True)
+
+
 # ---- before and after --------------------------------------------------------------------------------------------
 
 
@@ -189,15 +236,18 @@ def order(desk: Desk) -> Figure:
         ("before", {place.rid: place.before for place in queued if place.before is not None}),
         (it.row["active_policy"], {place.rid: place.after for place in queued if place.after is not None}),
     ]
-    policy = desk.cursor.policy
+    policy, pending = desk.cursor.policy, False
     if policy is not None:
-        other = alternatives(desk)
+        other = alternatives(desk, it.rank, it.number)
+        pending = isinstance(other, Pending)
         if not isinstance(other, Pending):
             for each in other:
                 if each.policy == policy and each.again is not None and each.again.other.ordering is not None:
                     ranked = each.again.other.ordering.ranked
                     columns.append((policy, {place.request.rid: i for i, place in enumerate(ranked)}))
-    return _slopes(desk, queued, columns)
+    figure = _slopes(desk, queued, columns)
+    figure["layout"]["meta"]["pending"] = pending
+    return figure
 
 
 def _slopes(desk: Desk, queued: Sequence[Place], columns: Sequence[tuple[str, dict[str, int]]]) -> Figure:
@@ -275,7 +325,7 @@ def budget(name: str) -> Callable[[Desk], Figure]:
 
 def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
     theme = desk.theme
-    labels, bases, heights, colours, said = ["before"], [0.0], [begin], [GREY.on(theme)], [f"{words.count(begin)} tokens before the pass"]
+    labels, bases, heights, colours, said = ["before"], [0.0], [begin], [figures.faint(GREY.on(theme), 0.55)], [f"{words.count(begin)} tokens before the pass"]
     needs: list[tuple[str, float]] = []
     level = begin
     for place in it.looked_at:
@@ -296,8 +346,9 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
     labels.append("after")
     bases.append(min(level, 0))
     heights.append(abs(level))
-    colours.append(GREY.on(theme))
+    colours.append(figures.faint(GREY.on(theme), 0.55))
     said.append(f"{words.count(level)} tokens after the pass")
+    labelled = [words.count(height) if place in (0, len(heights) - 1) else f"−{words.count(height)}" for place, height in enumerate(heights)]
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -308,6 +359,9 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
             "customdata": said,
             "hovertemplate": "%{customdata}<extra></extra>",
             "name": "tokens",
+            "text": labelled if len(labels) <= 14 else None,
+            "textposition": "outside",
+            "cliponaxis": False,
         }
     ]
     if needs:
@@ -339,7 +393,7 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
                 "tickvals": ["before", "after"] if many else labels,
                 "ticktext": ["before", "after"] if many else labels,
             },
-            "yaxis": {"fixedrange": True, "gridcolor": "rgba(128,128,128,0.15)", "nticks": 4, "rangemode": "tozero", "zerolinecolor": "rgba(128,128,128,0.4)"},
+            "yaxis": {"fixedrange": True, "gridcolor": "rgba(128,128,128,0.15)", "nticks": 4, "range": [min(0, level, *bases) * 1.2, max(begin, level, *(need for _, need in needs)) * 1.28 or 1], "zerolinecolor": "rgba(128,128,128,0.4)"},
             "meta": {},
         },
     }
@@ -415,37 +469,12 @@ def _value(value: Any) -> str:
 # ---- other policies ----------------------------------------------------------------------------------------------
 
 
-def alternatives(desk: Desk) -> tuple[Alternative, ...] | Pending:
-    """The pass under every policy. Raises SchedscopeError where it can't be rebuilt."""
-    it = chosen(desk)
-    return desk.later(("alternatives", it.rank, it.number), lambda: _decide_all(desk, it.rank, it.number))
-
-
-def _decide_all(desk: Desk, rank: int, number: int) -> tuple[Alternative, ...]:
-    replayer = Replayer(desk.book.run, rank)
-    start = replayer.start_before(number)
-    if number - start.pass_number > _FAR:
-        raise UsageError(
-            f"{number - start.pass_number:,} passes would have to be re-run to reach it: there is no checkpoint before. "
-            f"In a terminal: schedscope replay pass {number} --rank {rank} --run {desk.book.name} --policy hrrn"
-        )
-    moment = replayer.at(number)
-    return tuple(_alternative(moment, policy, moment.config) for policy in POLICIES)
-
-
-def _alternative(moment: Any, policy: str, config: SchedulerConfig) -> Alternative:
-    try:
-        return Alternative(policy, redecide(moment, policy, {}), None)
-    except (ConfigError, UsageError) as error:
-        return Alternative(policy, None, str(error))
-
-
 def policies(desk: Desk) -> Component:
     """The same pass under every policy, side by side."""
     it, cursor = chosen(desk), desk.cursor
     title = "The same pass under other policies"
     try:
-        found = alternatives(desk)
+        found = alternatives(desk, it.rank, it.number)
     except SchedscopeError as error:
         return parts.card(title, html.P(f"It can't be decided again: {error}"), wide=True)
     if isinstance(found, Pending):
@@ -514,5 +543,5 @@ PAGE = Page(
     title="Pass",
     layout=layout,
     charts={"order": order, "total": budget("total"), "input": budget("input"), "chunk": budget("chunk")},
-    parts={"head": head, "queue": queue, "policies": policies},
+    parts={"head": head, "why": why, "queue": queue, "policies": policies},
 )

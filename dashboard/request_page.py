@@ -12,7 +12,10 @@ from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.figures import Figure, Piece, Span
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.dashboard.parts import Column
+from schedscope.dashboard.library import Pending
+from schedscope.dashboard.rebuilt import explained_request
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError
+from schedscope.replay.explain_words import change_words, look_lines, look_title, request_sentence
 from schedscope.replay.ledger import CAUSES, Part, RequestLedger, request_ledger
 from schedscope.replay.palette import CAUSES as CAUSE_HUES
 from schedscope.replay.palette import GREEN, GREY, ORANGE, SKY, VERDICTS
@@ -73,6 +76,7 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
         parts.part("head", draw("head")),
         parts.chart("life", "Its life", draw("life"), note="from arrival to its end", wide=True, flat=True),
         parts.chart("ledger", "What it waited for", draw("ledger"), note="every nanosecond in the queue, charged once", wide=True, flat=True),
+        parts.part("looks", draw("looks")),
         parts.part("parts", draw("parts")),
         parts.chart("places", "Its place in the queue, pass by pass", draw("places"), note="front of the queue on top", wide=True, tall=True),
         html.Div([parts.part("overtaken", draw("overtaken")), parts.part("prefix", draw("prefix"))], className="grid"),
@@ -330,6 +334,32 @@ def overtaken(desk: Desk) -> Component:
     return parts.card(title, table, note=f"{len(sums):,} requests that came later")
 
 
+def looks(desk: Desk) -> Component:
+    """The passes that tell most about it, decided again."""
+    story = chosen(desk)
+    title = "Why it waited"
+    if story is None:
+        return html.Div()
+    try:
+        found = explained_request(desk, story.rank, story.rid)
+    except SchedscopeError as error:
+        return parts.card(title, html.P(f"It can't be explained: {words.name(str(error), 300)}"), wide=True)
+    if isinstance(found, Pending):
+        return parts.card(title, parts.working("Deciding the passes again that tell most about it…"), wide=True)
+    said: list[Any] = [html.P(html.Strong(words.name(request_sentence(found.ledger), 600)))]
+    if found.unseen is not None:
+        said.append(html.P(f"No pass could be decided again: {words.name(found.unseen, 300)}"))
+    for look in found.looks:
+        link = parts.link(words.name(look_title(look), 160), desk.cursor.href("/pass", rank=story.rank, pass_number=look.number))
+        lines = html.Ul([html.Li(words.name(line, 240)) for line in look_lines(look)])
+        said.append(html.Details([html.Summary(link), lines], open=look is found.looks[0], className="look"))
+    if found.changes:
+        said.append(html.H4("What it could find in the cache"))
+        said.append(html.Ul([html.Li(words.name(change_words(each), 300)) for each in found.changes]))
+    note = f"{found.checked} claims checked by deciding again"
+    return parts.card(title, *said, note=note, wide=True)
+
+
 def prefix(desk: Desk) -> Component:
     """What it found in the cache over time."""
     story = chosen(desk)
@@ -357,5 +387,5 @@ PAGE = Page(
     title="Request",
     layout=layout,
     charts={"life": life, "ledger": ledger, "places": places},
-    parts={"head": head, "parts": parts_table, "overtaken": overtaken, "prefix": prefix},
+    parts={"head": head, "looks": looks, "parts": parts_table, "overtaken": overtaken, "prefix": prefix},
 )

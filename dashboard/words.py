@@ -54,10 +54,10 @@ def count(value: float | None) -> str:
 
 def clock(value: float, step: float = 1.0) -> str:
     """A moment, in seconds from the run's begin, as precise as the step between two of them asks for."""
-    sign = "−" if value < 0 else ""
     # Rounded first: 59.9996 s is 1:00.
     places = 0 if step >= 1 else min(9, math.ceil(-math.log10(step) - 1e-9))
     whole = round(abs(value), places)
+    sign = "−" if value < 0 and whole else ""
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(int(minutes), 60)
     width = places + 3 if places else 2

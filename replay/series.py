@@ -160,7 +160,7 @@ class Served(NamedTuple):
     routing_key: str | None
 
 
-Share = Literal["refused", "delayer", "gate", "policy", "stop"]
+Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
 
 _MOST = 300
@@ -341,8 +341,8 @@ class Timeline:
 
         - `refused`: why requests that a pass looked at were not admitted; `count` (requests), `tokens` (of their
           prompts, not cached). Needs recorded decisions.
-        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `policy`: the active policy, with the
-          reason of a fallback in brackets; `count` (passes).
+        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `prefillable`: which ranks could prefill
+          as it saw it; `policy`: the active policy, with the reason of a fallback in brackets; `count` (passes).
         - `gate`: what ended steps before a pass; `count` (steps), `seconds` (from their begin to their end).
 
         Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).
@@ -516,6 +516,22 @@ class Timeline:
             [],
         )
 
+    def ask(self, sql: str, values: dict[str, Any], **tables: pa.Table) -> pa.Table:
+        """Any question about the tables of `schedscope.replay.measures`, with `$name` for values.
+
+        Args:
+            tables: more tables that it may name.
+        """
+        values = {name: value for name, value in values.items() if f"${name}" in sql}
+        with self._lock:
+            for name, table in tables.items():
+                self._connection.register(name, table)
+            try:
+                return self._connection.sql(sql, params=values).to_arrow_table()
+            finally:
+                for name in tables:
+                    self._connection.unregister(name)
+
     def _ask(self, sql: str, values: Sequence[Any] | dict[str, Any]) -> pa.Table:
         if isinstance(values, dict):
             values = {name: value for name, value in values.items() if f"${name}" in sql}
@@ -534,6 +550,7 @@ _SHARES: dict[Share, tuple[str, str, str, str]] = {
         "NULL::BIGINT",
         "NULL::DOUBLE",
     ),
+    "prefillable": ("turns", "delayer_estimation", "NULL::BIGINT", "NULL::DOUBLE"),
     "policy": ("turns", _POLICY, "NULL::BIGINT", "NULL::DOUBLE"),
     "gate": ("turns", "gate", "NULL::BIGINT", "sum(end_ns - ns) / 1e9"),
 }

@@ -19,12 +19,12 @@ from schedscope.recorder.tracer import RunTracer
 FULL = Detail(level="full")
 BUSY = SchedulerConfig(
     schedule_policy="lpm",
-    max_total_tokens=24_000,
-    max_running_requests=24,
+    max_total_tokens=16_000,
+    max_running_requests=36,
     chunked_prefill_size=1_024,
     max_prefill_tokens=2_048,
-    waiting_queue_prefix_match_max=60,
-    schedule_conservativeness=0.25,
+    waiting_queue_prefix_match_max=32,
+    schedule_conservativeness=0.05,
     page_size=1,
 )
 

@@ -19,7 +19,7 @@
     const path = location.pathname, search = location.search, theme = root.dataset.theme;
     const question = { path, search, theme, serial: ++state.serial, generation: 0, only: [] };
     let target = "want-panels";
-    if (path !== state.path || (path === "/runs" && search !== state.search)) {
+    if (path !== state.path || shape(path, search) !== state.shape) {
       target = "want-page";
     } else if (reason === "pulse") {
       question.generation = state.generation;
@@ -30,11 +30,20 @@
       return;
     }
     const turned = path !== state.path;
+    state.shape = shape(path, search);
     Object.assign(state, { busy: true, since: performance.now(), path, search, theme, turned });
     state.focus = turned ? null : trail(document.activeElement);
     document.body.classList.toggle("asking", reason === "url");
     navigation();
     props(target, { data: question });
+  }
+
+  // What decides which panels a page has, beside its path.
+  function shape(path, search) {
+    const query = new URLSearchParams(search);
+    if (path === "/runs") return search;
+    if (path === "/compare") return [query.has("with"), query.has("policy")].join();
+    return path === "/request" ? String(query.get("rid")) : "";
   }
 
   function done(answer) {
@@ -175,6 +184,8 @@
 
   function chosen(name, value) {
     if (name === "run") go(`${["/runs", "/pass", "/request"].includes(location.pathname) ? "/" : location.pathname}?${new URLSearchParams({ run: value })}`);
+    else if (name === "with") change({ with: value, policy: null });
+    else if (name === "policy" && location.pathname === "/compare") change({ policy: value, with: null });
     else change({ [name]: value });
   }
 
