@@ -135,7 +135,6 @@ def base(theme: Theme) -> dict[str, Any]:
         "barmode": "stack",
         "bargap": 0,
         "selections": [],
-        "transition": {"duration": 0},
     }
 
 
@@ -280,7 +279,7 @@ def bands(span: Span, lanes: Sequence[Lane], theme: Theme) -> Figure:
 
 def _band(lane: Lane, what: str, theme: Theme) -> Trace:
     shade = colour(lane.colours, what.split(" ")[0], theme)
-    pattern = {"shape": "/", "size": 5, "solidity": 0.45, "fgcolor": _PAPER[theme]} if "(" in what else None
+    pattern = {"shape": "/", "size": 5, "solidity": 0.35, "fgcolor": _PAPER[theme], "bgcolor": shade} if "(" in what else None
     return {
         "type": "bar",
         "orientation": "h",

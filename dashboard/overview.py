@@ -95,35 +95,35 @@ def tiles(desk: Desk) -> Component:
     refused_tokens = sum(value or 0 for value in refused["tokens"].to_pylist())
     refused_times = sum(refused["count"].to_pylist())
     recent_load, recent_latency = _now(desk)
-    knows = desk.timeline.extent.level in {"decisions", "full"}
+    decisions = desk.timeline.extent.level in {"decisions", "full"}
     lost = load["retractions"] + load["preemptions"]
+    known, bound = _bound(desk)
     shown = [
-        Tile("hit_rate", "Hit rate", words.share(load["hit_rate"]), f"last minute {words.share(recent_load['hit_rate'])}{_bound(desk)}", "good", True),
+        Tile("hit_rate", "Hit rate", words.share(load["hit_rate"]), f"last minute {words.share(recent_load['hit_rate'])}{bound}", "good", True),
         Tile("ttft_p99", "TTFT p99", words.seconds(latency["ttft_p99"]), f"last minute {words.seconds(recent_latency['ttft_p99'])}", "wait", True),
         Tile("ttft_p90", "TTFT p90", words.seconds(latency["ttft_p90"])),
         Tile("ttft_p50", "TTFT p50", words.seconds(latency["ttft_p50"])),
         Tile("queue_p99", "In queue, p99", words.seconds(latency["queue_p99"]), f"p50 {words.seconds(latency['queue_p50'])}"),
         Tile("queue_max", "Longest queue", words.count(load["queue_max"]), "requests waiting"),
         Tile("admitted", "Admitted", words.count(load["admitted"]), f"requests, {words.count(load['prompt_tokens'])} tokens"),
-        Tile("refused", "Refused", words.count(refused_times) if knows else words.NOTHING, f"times, {words.count(refused_tokens)} tokens" if knows else "decisions are not recorded"),
+        Tile("refused", "Refused", words.count(refused_times) if decisions else words.NOTHING, f"times, {words.count(refused_tokens)} tokens" if decisions else "decisions are not recorded"),
         Tile("evicted", "Evicted", words.count(load["evicted_tokens"]), "tokens" if load["evicted_tokens"] is not None else "recorded with --level full"),
         Tile("lost", "Lost their memory", words.count(lost), f"{words.count(load['retractions'])} retracted, {words.count(load['preemptions'])} preempted"),
     ]
-    return parts.tiles(shown)
+    return html.Div([parts.tiles(shown), *([] if known else [parts.waits()])])
 
 
-def _bound(desk: Desk) -> str:
-    """What a cache that never forgets would have found of a sample of prompts, if that is known."""
+def _bound(desk: Desk) -> tuple[bool, str]:
+    """Whether it is known, and what a cache that never forgets would have found of a sample of prompts."""
     try:
         found = examined(desk)
     except SchedscopeError:
         # The findings above say why.
-        return ""
-    if isinstance(found, Pending) or not found.bounds:
-        return ""
-    known = [each for rank, each in found.bounds.items() if desk.cursor.rank in (None, rank)]
-    best = max((each.rate for each in known), default=None)
-    return "" if best is None else f", {best:.1%} repeats"
+        return True, ""
+    if isinstance(found, Pending):
+        return False, ""
+    known = [each.rate for rank, each in found.bounds.items() if desk.cursor.rank in (None, rank)]
+    return True, f"; {max(known):.1%} repeats" if known else ""
 
 
 def _now(desk: Desk) -> tuple[dict[str, Any], dict[str, Any]]:

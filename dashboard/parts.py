@@ -190,3 +190,8 @@ def code(words: str) -> Component:
 def working(words: str) -> Component:
     """Something is being worked out; the view asks again by itself."""
     return html.Div([html.Span(className="spinner", **{"aria-hidden": "true"}), words], className="working", role="status", **{"data-pending": "1"})
+
+
+def waits() -> Component:
+    """Tells the view to ask for this part again."""
+    return html.Span(hidden=True, **{"data-pending": "1"})

@@ -20,11 +20,11 @@ FULL = Detail(level="full")
 BUSY = SchedulerConfig(
     schedule_policy="lpm",
     max_total_tokens=16_000,
-    max_running_requests=36,
+    max_running_requests=64,
     chunked_prefill_size=1_024,
     max_prefill_tokens=2_048,
     waiting_queue_prefix_match_max=32,
-    schedule_conservativeness=0.05,
+    schedule_conservativeness=0.02,
     page_size=1,
 )
 
@@ -48,17 +48,18 @@ class Clients:
         self._names = names
         self._systems = [self._words(self.random.randint(300, 1_500)) for _ in range(14)]
         self._count = 0
-        self._next = 0.0
+        self._next: float | None = None
 
     def _words(self, count: int) -> list[int]:
         return [self.random.randint(3, 30_000) for _ in range(count)]
 
     def due(self, now: float, load: float) -> Iterator[Request]:
         """What arrives until a moment, at so many requests a second."""
-        self._next = max(self._next, now - 5.0)
-        while self._next <= now:
-            self._next += self.random.expovariate(load)
+        following = now if self._next is None else self._next
+        while following <= now:
+            following += self.random.expovariate(load)
             yield self.request()
+        self._next = following
 
     def request(self) -> Request:
         """The next request."""
@@ -68,7 +69,7 @@ class Clients:
         return Request(
             rid=self._names(self._count),
             prompt=tokens.encode(self._systems[tenant] + self._words(int(chance.lognormvariate(4.4, 0.9)) + 1)),
-            sampling=SamplingParams(max_new_tokens=chance.randint(8, 90)),
+            sampling=SamplingParams(max_new_tokens=chance.randint(8, 240)),
             routing_key=f"tenant-{tenant}",
         )
 
@@ -108,7 +109,7 @@ def serve(
     begin = clock.now
     while clock.now < begin + seconds:
         passed = clock.now - begin
-        load = 9.0 + 7.0 * (passed % 40 > 24)
+        load = 8.0 + 7.0 * (passed % 40 > 24)
         for request in clients.due(clock.now, load):
             scheduler.arrive(request, clock.now)
         clock.now += 0.0006

@@ -303,7 +303,7 @@
     } else if (event.key === "+" || event.key === "=") zoom(graph, here - width / 4, here + width / 4);
     else if (event.key === "-") zoom(graph, Math.max(here - width, 0), here + width);
     else if (event.key === "0" || event.key === "Escape") change({ ...WHOLE, box: null, at: null });
-    else if (event.key === "Enter") { const link = document.querySelector('a[href^="/pass"]'); if (link) link.focus(); }
+    else if (event.key === "Enter") { const link = document.querySelector('[id*="moment"] a[href^="/pass"]'); if (link) link.focus(); }
     else return;
     event.preventDefault();
   });
