@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
     "dashboard": ("dashboard:dashboard", "Show runs in a browser: hit rate and TTFT over time, down to every decision."),
+    "report": ("report:report", "Write a run down as one HTML file: charts, findings and their evidence."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),

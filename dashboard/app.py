@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+from collections.abc import Callable
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from schedscope.dashboard.cursor import Cursor
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.guard import protect
 from schedscope.dashboard.library import Book, Library
+from schedscope.dashboard.metrics import CONTENT_TYPE, exposition
+from schedscope.dashboard.report import make_report
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
 
 PAGES = (overview.PAGE, pass_page.PAGE, request_page.PAGE, cache_page.PAGE, ranks_page.PAGE, compare_page.PAGE)
@@ -103,6 +106,7 @@ def make_app(library: Library, token: str | None = None) -> Dash:
     server: flask.Flask = app.server
     protect(server, token)
     _headers(app, server)
+    _more_routes(server, library)
     server.add_url_rule("/healthz", "healthz", lambda: flask.Response("ok\n", mimetype="text/plain"))
     return app
 
@@ -122,6 +126,32 @@ def _headers(app: Dash, server: flask.Flask) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "same-origin"
         return response
+
+
+def _more_routes(server: flask.Flask, library: Library) -> None:
+    """What is not for looking at in a browser."""
+
+    def reply(make: Callable[[], flask.Response]) -> flask.Response:
+        try:
+            return make()
+        except UsageError as error:
+            return flask.Response(f"{error}\n", 400, mimetype="text/plain")
+        except SchedscopeError as error:
+            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+
+    def metrics() -> flask.Response:
+        text = exposition(library.book(flask.request.args.get("run")))
+        return flask.Response(text, content_type=CONTENT_TYPE)
+
+    def report() -> flask.Response:
+        cursor = Cursor.parse(flask.request.query_string.decode())
+        desk = _desk(library, Wanted("/", cursor, 0, ()))
+        response = flask.Response(make_report(desk), mimetype="text/html")
+        response.headers["Content-Disposition"] = f'attachment; filename="{desk.book.name}.html"'
+        return response
+
+    server.add_url_rule("/metrics", "metrics", lambda: reply(metrics))
+    server.add_url_rule("/report.html", "report", lambda: reply(report))
 
 
 # ---- the shell ---------------------------------------------------------------------------------------------------
@@ -196,6 +226,15 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
                 html.Button("Whole run", **{"data-last": "", "aria-pressed": str(whole).lower()}),
             ],
             className="time",
+        )
+    )
+    shown.append(
+        html.A(
+            "Report",
+            href=cursor.href("/report.html"),
+            className="action",
+            download=f"{desk.book.name}.html",
+            title="What is looked at, as one file",
         )
     )
     return shown
@@ -281,9 +320,11 @@ def _draw(page: Page, desk: Desk, name: str) -> Any:
     """A panel; one that can't be drawn says so in its own place, and the others stay."""
     try:
         return (page.charts.get(name) or page.parts[name])(desk)
-    except SchedscopeError as error:
+    except Exception as error:
+        if not isinstance(error, SchedscopeError):
+            _LOG.exception("a panel could not be drawn: %s", name)
         if name in page.charts:
-            return figures.blank(desk.theme, str(error))
+            return figures.blank(desk.theme, words.name(str(error), 120))
         return _failed(error)
 
 

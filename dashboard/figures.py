@@ -255,7 +255,8 @@ def bands(span: Span, lanes: Sequence[Lane], theme: Theme) -> Figure:
             trace["x"].append(max(end - begin, 0) / 1e9)
             trace["base"].append(span.seconds(begin))
             trace["y"].append(lane.name)
-            passes = "" if stretch.first_pass is None else f"passes {stretch.first_pass:,} to {stretch.last_pass:,}"
+            ends = (words.count(stretch.first_pass), words.count(stretch.last_pass))
+            passes = "" if ends == (words.NOTHING, words.NOTHING) else f"passes {ends[0]} to {ends[1]}"
             trace["customdata"].append([words.nanoseconds(stretch.end_ns - stretch.begin_ns), passes])
     figure = over_time(
         span,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from browser import Reader, browsing, served
+from patience import until
 from scenes import BUSY, Clients, Clock, record_busy, serve
 from schedscope.engine.scheduler import Scheduler
 from schedscope.recorder.direct_sink import DirectSink
@@ -368,7 +372,7 @@ def test_a_run_that_can_no_longer_be_read_gets_a_clear_page(browser: Any, tmp_pa
             someone.open(f"/?run={bad.name}")
         destroy(bad)
         someone.page.goto(f"{url}/?run={bad.name}")
-        someone.page.wait_for_selector(".notice.bad")
+        someone.page.wait_for_selector("#page .notice.bad")
         shown = someone.page.inner_text("#page")
         assert said in shown
         assert "See which runs there are" in shown
@@ -386,7 +390,7 @@ def test_a_run_without_anything_yet_and_one_of_an_older_version(browser: Any, tm
     with served(tmp_path) as url:
         someone = Reader(browser, url)
         someone.page.goto(f"{url}/?run={_named(tmp_path, 'empty')}")
-        someone.page.wait_for_selector(".notice.bad")
+        someone.page.wait_for_selector("#page .notice.bad")
         assert "no step yet" in someone.page.inner_text("#page")
         for path in ("/", "/pass", "/cache", "/ranks"):
             someone.open(f"{path}?run={older.name}")
@@ -394,27 +398,38 @@ def test_a_run_without_anything_yet_and_one_of_an_older_version(browser: Any, tm
         someone.close()
 
 
-def test_a_server_that_is_gone_and_comes_back(browser: Any, log: Path) -> None:
-    from schedscope.dashboard.library import Library
-    from schedscope.dashboard.serve import make_server
+def _start(log: Path, port: int) -> subprocess.Popen[bytes]:
+    """The dashboard as a process of its own, once it answers."""
+    command = [sys.executable, "-m", "schedscope.cli.main", "dashboard", "--log", str(log), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
-    server = make_server(Library(log), "127.0.0.1", 0, None)
-    port = server.effective_port
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    someone = Reader(browser, f"http://127.0.0.1:{port}")
-    someone.open()
-    server.close()
-    thread.join(10)
-    someone.page.evaluate("() => document.querySelector('[data-page=\"/cache\"]').click()")
-    someone.page.wait_for_selector("#offline:not([hidden])")
-    assert "does not answer" in someone.page.inner_text("#offline")
-    server = make_server(Library(log), "127.0.0.1", port, None)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    someone.page.wait_for_selector("#card-tree")
-    someone.page.wait_for_selector("#offline", state="hidden")
-    someone.wrong.clear()  # the browser says that there was nobody
-    someone.close()
-    server.close()
-    thread.join(10)
+    def answers() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(answers)
+    return process
+
+
+def test_a_server_that_is_gone_and_comes_back(browser: Any, log: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = _start(log, port)
+    try:
+        someone = Reader(browser, f"http://127.0.0.1:{port}")
+        someone.open()
+        process.kill()
+        process.wait()
+        someone.page.evaluate("() => document.querySelector('[data-page=\"/cache\"]').click()")
+        someone.page.wait_for_selector("#offline:not([hidden])")
+        assert "does not answer" in someone.page.inner_text("#offline")
+        process = _start(log, port)
+        someone.page.wait_for_selector("#card-tree")
+        someone.page.wait_for_selector("#offline", state="hidden")
+        someone.wrong.clear()  # the browser says that there was nobody
+        someone.close()
+    finally:
+        process.kill()
+        process.wait()

@@ -3,8 +3,7 @@
 (() => {
   "use strict";
 
-  const SLOW_MS = 20000;
-  const state = { busy: false, since: 0, serial: 0, again: null, path: null, search: null, theme: null, generation: 0, live: false, focus: null };
+  const state = { busy: false, serial: 0, again: null, path: null, search: null, theme: null, generation: 0, live: false, focus: null };
   const root = document.documentElement;
   const props = (id, values) => window.dash_clientside.set_props(id, values);
   const $ = (id) => document.getElementById(id);
@@ -26,12 +25,12 @@
     } else if (reason === "pending") {
       question.only = pending();
       if (!question.only.length) return;
-    } else if (search === state.search && theme === state.theme && reason !== "force") {
+    } else if (search === state.search && theme === state.theme) {
       return;
     }
     const turned = path !== state.path;
     state.shape = shape(path, search);
-    Object.assign(state, { busy: true, since: performance.now(), path, search, theme, turned });
+    Object.assign(state, { busy: true, path, search, theme, turned });
     state.focus = turned ? null : trail(document.activeElement);
     document.body.classList.toggle("asking", reason === "url");
     navigation();
@@ -87,21 +86,29 @@
   }
 
   setInterval(() => {
-    if (state.busy && performance.now() - state.since > SLOW_MS) lost();
     if (document.hidden || state.busy || dragging) return;
     if (pending().length) ask("pending");
     else if (state.live) ask("pulse");
   }, 1000);
 
+  // An answer that never came is asked for again when the server is back; one that takes long is waited for.
+  const fetched = window.fetch;
+  window.fetch = (...request) => {
+    const answer = fetched(...request);
+    if (String(request[0]).includes("_dash-update-component")) answer.then((got) => { if (!got.ok) lost(); }, lost);
+    return answer;
+  };
+
   function lost() {
-    fetch("/healthz", { cache: "no-store" }).then(
-      (answer) => { if (answer.ok) { state.busy = false; state.search = null; ask("force"); } },
-      () => {
-        $("offline").textContent = "The dashboard's server does not answer. What you see is from before; this page goes on by itself when the server is back.";
-        $("offline").hidden = false;
-        state.since = performance.now() - SLOW_MS + 2000;
-      },
-    );
+    $("offline").textContent = "The dashboard's server does not answer. What you see is from before; this page goes on by itself when the server is back.";
+    $("offline").hidden = false;
+    const again = () => fetched("/healthz", { cache: "no-store" }).then((got) => (got.ok ? back() : setTimeout(again, 2000)), () => setTimeout(again, 2000));
+    setTimeout(again, 1000);
+  }
+
+  function back() {
+    Object.assign(state, { busy: false, path: null });
+    ask("url");
   }
 
   // ---- the URL ----------------------------------------------------------------------------------------------
