@@ -20,7 +20,9 @@ _SHORTEST = 8
 
 
 def dashboard(
-    run: Annotated[str | None, Parameter(help="Path, URL or name of a run to begin with; by default the newest.")] = None,
+    run: Annotated[
+        str | None, Parameter(help="Path, URL or name of a run to begin with; by default the newest.")
+    ] = None,
     /,
     *,
     log: LogDir = None,

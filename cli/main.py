@@ -23,7 +23,10 @@ COMMANDS = {
     "replay": ("replay:app", "Re-run recorded passes and compare them, or decide them differently."),
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
-    "dashboard": ("dashboard:dashboard", "Show runs in a browser: hit rate and TTFT over time, down to every decision."),
+    "dashboard": (
+        "dashboard:dashboard",
+        "Show runs in a browser: hit rate and TTFT over time, down to every decision.",
+    ),
     "report": ("report:report", "Write a run down as one HTML file: charts, findings and their evidence."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),

@@ -25,7 +25,7 @@ def report(
     rank: int | None = None,
     theme: Literal["light", "dark"] = "light",
 ) -> int:
-    """Write a run down as one HTML file that needs no server: charts, findings, and the passes and requests behind them.
+    """Write a run down as one HTML file that needs no server: charts, findings, and the passes behind them.
 
     Parameters
     ----------
@@ -44,5 +44,7 @@ def report(
         output.write_text(make_report(desk), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"report: can't write {output}: {error}") from None
-    console.print(f"{output}: {output.stat().st_size / 1e6:.1f} MB, needs nothing but a browser", markup=False, soft_wrap=True)
+    console.print(
+        f"{output}: {output.stat().st_size / 1e6:.1f} MB, needs nothing but a browser", markup=False, soft_wrap=True
+    )
     return 0

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import logging
 from collections.abc import Callable
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -70,8 +69,10 @@ class Wanted(NamedTuple):
     cursor: Cursor
     generation: int
     """Of the run it has seen; 0: draw whatever it is."""
-    only: tuple[str, ...]
+    only: tuple[str, ...] = ()
     """Names of the panels that it waits for; empty: all."""
+    bar: bool = True
+    """And for what stands above them."""
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Wanted:
@@ -80,7 +81,8 @@ class Wanted(NamedTuple):
         if given.get("theme") in ("dark", "light"):
             cursor = replace(cursor, theme=given["theme"])
         only = tuple(str(name) for name in given.get("only") or ())
-        return cls(str(given.get("path", "/")), cursor, int(given.get("generation") or 0), only)
+        generation = int(given.get("generation") or 0)
+        return cls(str(given.get("path", "/")), cursor, generation, only, bool(given.get("bar", True)))
 
 
 def make_app(library: Library, token: str | None = None) -> Dash:
@@ -145,7 +147,7 @@ def _more_routes(server: flask.Flask, library: Library) -> None:
 
     def report() -> flask.Response:
         cursor = Cursor.parse(flask.request.query_string.decode())
-        desk = _desk(library, Wanted("/", cursor, 0, ()))
+        desk = _desk(library, Wanted("/", cursor, 0))
         response = flask.Response(make_report(desk), mimetype="text/html")
         response.headers["Content-Disposition"] = f'attachment; filename="{desk.book.name}.html"'
         return response
@@ -176,7 +178,12 @@ def _shell() -> Component:
                         [
                             html.Div(**{"data-search": "Request id, or number of a pass"}),
                             html.Button("Copy link", id="copy", title="Copy the URL of exactly this view"),
-                            html.Button("Theme", id="theme", title="Dark or light", **{"aria-label": "Switch between dark and light"}),
+                            html.Button(
+                                "Theme",
+                                id="theme",
+                                title="Dark or light",
+                                **{"aria-label": "Switch between dark and light"},
+                            ),
                         ],
                         className="tools",
                     ),
@@ -206,7 +213,11 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
         return shown
     extent, window = desk.timeline.extent, desk.window()
     status = desk.book.status
-    shown.append(html.Span([html.I(**{"aria-hidden": "true"}), "live" if desk.book.live else status], className=f"status {status}"))
+    shown.append(
+        html.Span(
+            [html.I(**{"aria-hidden": "true"}), "live" if desk.book.live else status], className=f"status {status}"
+        )
+    )
     if len(extent.ranks) > 1:
         ranks = [("all ranks", "")] + [(f"rank {each.rank}", str(each.rank)) for each in extent.ranks]
         shown.append(parts.select("Rank", "rank", ranks, "" if cursor.rank is None else str(cursor.rank)))
@@ -244,7 +255,7 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
 
 
 def _ask(app: Dash, library: Library) -> None:
-    @app.callback(
+    @app.callback(  # type: ignore[untyped-decorator]
         Output("page", "children"),
         Output("bar", "children"),
         Output("notice", "children"),
@@ -261,12 +272,21 @@ def _ask(app: Dash, library: Library) -> None:
                 return runs_page.layout(library, cursor), _bar(None, library, cursor), "", _done(given, None, "Runs")
             page = _page(wanted.path)
             desk = _desk(library, wanted)
-            drawn = page.layout(desk, lambda name: _draw(page, desk, name))
-            return drawn, _bar(desk, library, desk.cursor), "", _done(given, desk, page.title)
+            rest: list[str] = []
+
+            def first(name: str) -> Any:
+                if not page.first or name in page.first:
+                    return _draw(page, desk, name)
+                rest.append(name)
+                return figures.blank(desk.theme, "") if name in page.charts else ""
+
+            drawn = page.layout(desk, first)
+            done = {**_done(given, desk, page.title), "rest": rest}
+            return drawn, _bar(desk, library, desk.cursor), "", done
         except Exception as error:
             return _failed(error), _bar(None, library, cursor), "", _done(given, None, "Error")
 
-    @app.callback(
+    @app.callback(  # type: ignore[untyped-decorator]
         Output({"chart": ALL}, "figure"),
         Output({"part": ALL}, "children"),
         Output("bar", "children", allow_duplicate=True),
@@ -283,22 +303,25 @@ def _ask(app: Dash, library: Library) -> None:
             page = _page(wanted.path)
             desk = _desk(library, wanted)
             done = _done(given, desk, page.title)
-            if wanted.generation == desk.book.generation and not wanted.only:
-                return *nothing, no_update, no_update, done
+            if wanted.generation == desk.book.generation:
+                return *nothing, no_update, no_update, {**done, "rest": []}
 
             def redrawn(name: str) -> Any:
                 return no_update if wanted.only and name not in wanted.only else _draw(page, desk, name)
 
             figures = [redrawn(each["chart"]) for each in charts]
             others = [redrawn(each["part"]) for each in texts]
-            bar = no_update if wanted.only else _bar(desk, library, desk.cursor)
+            bar = _bar(desk, library, desk.cursor) if wanted.bar else no_update
             return figures, others, bar, "", done
         except Exception as error:
             return *nothing, no_update, _failed(error), _done(given, None, "Error")
 
     for store in ("shown", "filled"):
         app.clientside_callback(
-            ClientsideFunction("view", "done"), Output("noted", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call="initial_duplicate"
+            ClientsideFunction("view", "done"),
+            Output("noted", "data", allow_duplicate=True),
+            Input(store, "data"),
+            prevent_initial_call="initial_duplicate",
         )
 
 
@@ -365,5 +388,3 @@ def _failed(error: Exception) -> Component:
         html.Span([runs, over], className="ways"),
         tone="bad",
     )
-
-

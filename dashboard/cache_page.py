@@ -69,15 +69,28 @@ class Tree(NamedTuple):
 
 def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     """The page of the cache."""
+    del desk
     return [
         parts.part("which", draw("which")),
-        parts.chart("tree", "The tree", draw("tree"), note="width is tokens; a prefix stands left of what continues it", wide=True, tall=True),
+        parts.chart(
+            "tree",
+            "The tree",
+            draw("tree"),
+            note="width is tokens; a prefix stands left of what continues it",
+            wide=True,
+            tall=True,
+        ),
         html.Div(
             [
                 parts.chart("memory", "Residency", draw("memory"), note="share of the KV pool, most at any step"),
                 parts.chart("reuse", "Reuse", draw("reuse"), note="prompt tokens at first admission"),
                 parts.chart("evicted", "Evicted", draw("evicted"), note="tokens that left the cache"),
-                parts.chart("again", "Computed again", draw("again"), note="tokens of requests that lost their memory, at readmission"),
+                parts.chart(
+                    "again",
+                    "Computed again",
+                    draw("again"),
+                    note="tokens of requests that lost their memory, at readmission",
+                ),
             ],
             className="grid",
         ),
@@ -146,7 +159,14 @@ def tree(desk: Desk) -> Figure:
         return figures.blank(desk.theme, "the cache was empty")
     total = sum(leaf.tokens for leaf in found.leaves if leaf.parent == "root")
     shades = {name: hue.on(desk.theme) for name, hue in NODES.items()}
-    ids, parents_, values, labels, colours, said = ["root"], [""], [total], [f"{total:,} tokens"], ["rgba(128,128,128,0.15)"], ["everything that is cached"]
+    ids, parents_, values, labels, colours, said = (
+        ["root"],
+        [""],
+        [total],
+        [f"{total:,} tokens"],
+        ["rgba(128,128,128,0.15)"],
+        ["everything that is cached"],
+    )
     for leaf in found.leaves:
         state = "locked" if leaf.locked else "old" if leaf.age > _OLD else "recent"
         ids.append(leaf.name)
@@ -162,7 +182,9 @@ def tree(desk: Desk) -> Figure:
             f"{leaf.tokens:,} tokens with all that continues it",
             f"held by {leaf.locked:,} running" if leaf.locked else "held by nobody",
             f"used more recently than {1 - leaf.age:.0%} of the nodes",
-            f"brought by {words.in_chart(leaf.brought, 40)}" if leaf.brought is not None else f"brought before pass {found.known_since:,}",
+            f"brought by {words.in_chart(leaf.brought, 40)}"
+            if leaf.brought is not None
+            else f"brought before pass {found.known_since:,}",
         ]
         said.append("<br>".join(lines))
     layout = figures.base(desk.theme)
@@ -185,7 +207,12 @@ def tree(desk: Desk) -> Figure:
                 "root": {"color": "rgba(128,128,128,0.15)"},
             }
         ],
-        "layout": {**layout, "margin": {"l": 4, "r": 4, "t": 4, "b": 4}, "uniformtext": {"minsize": 9, "mode": "hide"}, "meta": {}},
+        "layout": {
+            **layout,
+            "margin": {"l": 4, "r": 4, "t": 4, "b": 4},
+            "uniformtext": {"minsize": 9, "mode": "hide"},
+            "meta": {},
+        },
     }
 
 
@@ -199,13 +226,25 @@ def which(desk: Desk) -> Component:
         target = min(max(number + step, first), last)
         label = f"{'−' if step < 0 else '+'}{abs(step)}"
         href = desk.cursor.href("/cache", rank=rank, pass_number=target)
-        ways.append(parts.link(label, href, className="action") if target != number else html.Span(label, className="action off"))
+        ways.append(
+            parts.link(label, href, className="action")
+            if target != number
+            else html.Span(label, className="action off")
+        )
     ways.append(parts.link("this pass", desk.cursor.href("/pass", rank=rank, pass_number=number), className="action"))
-    title = html.Div([html.H2(f"The cache before pass {number:,} of rank {rank}"), html.Nav(ways, className="ways", **{"aria-label": "Passes"})], className="title")
+    title = html.Div(
+        [
+            html.H2(f"The cache before pass {number:,} of rank {rank}"),
+            html.Nav(ways, className="ways", **{"aria-label": "Passes"}),
+        ],
+        className="title",
+    )
     try:
         found = tree_of(desk)
     except SchedscopeError as error:
-        return html.Section([title, html.P(f"It can't be rebuilt: {words.name(str(error), 400)}")], className="card wide lead")
+        return html.Section(
+            [title, html.P(f"It can't be rebuilt: {words.name(str(error), 400)}")], className="card wide lead"
+        )
     if isinstance(found, Pending):
         return html.Section([title, parts.working("Rebuilding the cache as it was…")], className="card wide lead")
     keys = [("locked", "held by running requests"), ("recent", "used recently"), ("old", "used long ago")]
@@ -225,7 +264,9 @@ def evicted(desk: Desk) -> Figure:
     if load["evicted_tokens"][0] is None:
         return figures.blank(desk.theme, "evictions are not recorded: --level full")
     span = desk.span()
-    return figures.over_time(span, [figures.bars(span, "evicted", load["evicted_tokens"], SERIES["evicted"], desk.theme)], desk.theme)
+    return figures.over_time(
+        span, [figures.bars(span, "evicted", load["evicted_tokens"], SERIES["evicted"], desk.theme)], desk.theme
+    )
 
 
 def again(desk: Desk) -> Figure:
@@ -255,7 +296,11 @@ def missed(desk: Desk) -> Component:
         return parts.card(title, parts.working("Examining the run…"), wide=True)
     mine = [each for each in found.examination.findings if each.detector in _ABOUT_CACHE]
     rows = [finding_row(desk, each) for each in mine]
-    listed = html.Ul(rows, className="findings") if rows else html.P("No detector found that the cache lost what was needed, or missed what repeats.")
+    listed = (
+        html.Ul(rows, className="findings")
+        if rows
+        else html.P("No detector found that the cache lost what was needed, or missed what repeats.")
+    )
     return parts.card(title, *bounds(found), listed, note="and other findings about the cache", wide=True)
 
 
@@ -263,8 +308,8 @@ def bounds(found: Examined) -> list[Component]:
     """What a cache that never forgets would have found."""
     return [
         html.P(
-            f"Rank {rank}: of {known.prompts:,} prompts in a row, {known.rate:.1%} of the tokens came before in the same "
-            f"namespace, and {known.found:.1%} were found; what is cached stays "
+            f"Rank {rank}: of {known.prompts:,} prompts in a row, {known.rate:.1%} of the tokens came before in the "
+            f"same namespace, and {known.found:.1%} were found; what is cached stays "
             f"{words.seconds(known.stays_s) if known.stays_s else 'for good'}."
         )
         for rank, known in found.bounds.items()

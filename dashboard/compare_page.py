@@ -54,8 +54,19 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                     parts.chart("hit", "Hit rate", draw("hit"), note="dashed: the other run"),
                     parts.chart("p99", "TTFT p99", draw("p99"), note="dashed: the other run"),
                     parts.chart("waits", "Time in the queue, p99", draw("waits"), note="dashed: the other run"),
-                    parts.chart("length", "Queue", draw("length"), note="requests waiting, most at any step; dashed: the other run"),
-                    parts.chart("difference", "Difference of TTFT p99", draw("difference"), note="other run less this one; above zero: this one was faster", wide=True),
+                    parts.chart(
+                        "length",
+                        "Queue",
+                        draw("length"),
+                        note="requests waiting, most at any step; dashed: the other run",
+                    ),
+                    parts.chart(
+                        "difference",
+                        "Difference of TTFT p99",
+                        draw("difference"),
+                        note="other run less this one; above zero: this one was faster",
+                        wide=True,
+                    ),
                 ],
                 className="grid",
             ),
@@ -87,8 +98,8 @@ def choose(desk: Desk) -> Component:
     policies = [("choose…", ""), *((name, name) for name in POLICIES)]
     from_ = html.P(
         [
-            "This run against another one, on the same axes; or its own passes, each decided again under another policy. "
-            "The latter is exact for a pass taken by itself; it does not tell how the run would have gone on."
+            "This run against another one, on the same axes; or its own passes, each decided again under another "
+            "policy. The latter is exact for a pass taken by itself; it does not tell how the run would have gone on."
         ],
         className="quiet",
     )
@@ -131,7 +142,9 @@ def _windows(desk: Desk) -> tuple[Window, Window, Book]:
     return replace(window, end_ns=window.begin_ns + length), replace(other, end_ns=other.begin_ns + length), book
 
 
-def _pair(what: str, column: str, label: str, hue: Hue, form: str, y: dict[str, Any] | None = None) -> Callable[[Desk], Figure]:
+def _pair(
+    what: str, column: str, label: str, hue: Hue, form: str, y: dict[str, Any] | None = None
+) -> Callable[[Desk], Figure]:
     def draw(desk: Desk) -> Figure:
         if desk.cursor.other is None:
             return figures.blank(desk.theme, "choose another run")
@@ -166,7 +179,12 @@ def difference(desk: Desk) -> Figure:
     span = figures.Span(own, desk.timeline.extent.first_ns, desk.cursor.at_ns)
     bar = figures.bars(span, "difference", values, SERIES["ttft_p99"], desk.theme, form="+.3~f")
     bar["marker"]["color"] = [(GREEN if (value or 0) >= 0 else ORANGE).on(desk.theme) for value in values]
-    return figures.over_time(span, [bar], desk.theme, y={"ticksuffix": " s", "rangemode": "normal", "zeroline": True, "zerolinecolor": "rgba(128,128,128,0.5)"})
+    return figures.over_time(
+        span,
+        [bar],
+        desk.theme,
+        y={"ticksuffix": " s", "rangemode": "normal", "zeroline": True, "zerolinecolor": "rgba(128,128,128,0.5)"},
+    )
 
 
 def numbers(desk: Desk) -> Component:
@@ -174,8 +192,14 @@ def numbers(desk: Desk) -> Component:
     if desk.cursor.other is None:
         return html.Div()
     own, other, book = _windows(desk)
-    load = [desk.table("load", replace(own, buckets=1)).to_pylist()[0], _ask(book, "load", replace(other, buckets=1)).to_pylist()[0]]
-    wait = [desk.table("latency", replace(own, buckets=1)).to_pylist()[0], _ask(book, "latency", replace(other, buckets=1)).to_pylist()[0]]
+    load = [
+        desk.table("load", replace(own, buckets=1)).to_pylist()[0],
+        _ask(book, "load", replace(other, buckets=1)).to_pylist()[0],
+    ]
+    wait = [
+        desk.table("latency", replace(own, buckets=1)).to_pylist()[0],
+        _ask(book, "latency", replace(other, buckets=1)).to_pylist()[0],
+    ]
     lines: list[tuple[str, Sequence[dict[str, Any]], str, Callable[[Any], str]]] = [
         ("Hit rate", load, "hit_rate", words.share),
         ("TTFT p50", wait, "ttft_p50", words.seconds),
@@ -192,13 +216,27 @@ def numbers(desk: Desk) -> Component:
     rows = []
     for label, found, name, write in lines:
         a, b = found[0][name], found[1][name]
-        change = "" if a is None or b is None else words.NOTHING if a == b else f"{'+' if b > a else '−'}{write(abs(b - a))}"
+        change = (
+            "" if a is None or b is None else words.NOTHING if a == b else f"{'+' if b > a else '−'}{write(abs(b - a))}"
+        )
         ratio = "" if not a or b is None else f"× {b / a:.2f}"
         rows.append([label, write(a), write(b), change, ratio])
-    columns = [Column(""), Column(words.name(desk.book.name, 30), True), Column(words.name(book.name, 30), True), Column("difference", True), Column("ratio", True)]
+    columns = [
+        Column(""),
+        Column(words.name(desk.book.name, 30), True),
+        Column(words.name(book.name, 30), True),
+        Column("difference", True),
+        Column("ratio", True),
+    ]
     note = "equal times, counted from the first step of each run"
     settings = _settings(desk.book.run, book.run)
-    return parts.card("In numbers", parts.table(columns, rows, caption="Both runs in numbers", id="numbers-table"), *settings, note=note, wide=True)
+    return parts.card(
+        "In numbers",
+        parts.table(columns, rows, caption="Both runs in numbers", id="numbers-table"),
+        *settings,
+        note=note,
+        wide=True,
+    )
 
 
 def _settings(one: Run, other: Run) -> list[Component]:
@@ -226,13 +264,27 @@ def first(desk: Desk) -> Component:
     if not common:
         return parts.card(title, html.P("There is no pass that both runs made and hashed."), wide=True)
     if number is None:
-        return parts.card(title, html.P(f"None: all {common:,} passes that both runs made were decided alike."), wide=True)
+        return parts.card(
+            title, html.P(f"None: all {common:,} passes that both runs made were decided alike."), wide=True
+        )
     links = [
-        parts.link(f"pass {number:,} of {words.name(desk.book.name, 40)}", desk.cursor.href("/pass", rank=rank, pass_number=number, other=None, policy=None), className="action"),
-        parts.link(f"pass {number:,} of {words.name(book.name, 40)}", replace(desk.cursor, run=book.name).href("/pass", rank=rank, pass_number=number, other=None, policy=None, begin_ns=None, end_ns=None, at_ns=None), className="action"),
+        parts.link(
+            f"pass {number:,} of {words.name(desk.book.name, 40)}",
+            desk.cursor.href("/pass", rank=rank, pass_number=number, other=None, policy=None),
+            className="action",
+        ),
+        parts.link(
+            f"pass {number:,} of {words.name(book.name, 40)}",
+            replace(desk.cursor, run=book.name).href(
+                "/pass", rank=rank, pass_number=number, other=None, policy=None, begin_ns=None, end_ns=None, at_ns=None
+            ),
+            className="action",
+        ),
     ]
     same = f"The {number:,} passes before it were decided alike." if number else "It is the very first one."
-    return parts.card(title, html.P(f"Pass {number:,} of rank {rank}. {same}"), html.Div(links, className="ways"), wide=True)
+    return parts.card(
+        title, html.P(f"Pass {number:,} of rank {rank}. {same}"), html.Div(links, className="ways"), wide=True
+    )
 
 
 def _first_difference(one: Run, other: Run, rank: int) -> tuple[int, int | None]:
@@ -240,7 +292,11 @@ def _first_difference(one: Run, other: Run, rank: int) -> tuple[int, int | None]
     tables = []
     for run in (one, other):
         found = run.table("passes", rank, ["pass", "decision_hash"]) if rank in run.ranks else None
-        tables.append({} if found is None else dict(zip(found["pass"].to_pylist(), found["decision_hash"].to_pylist(), strict=True)))
+        tables.append(
+            {}
+            if found is None
+            else dict(zip(found["pass"].to_pylist(), found["decision_hash"].to_pylist(), strict=True))
+        )
     common = sorted(number for number in tables[0].keys() & tables[1].keys() if tables[0][number] and tables[1][number])
     return len(common), next((number for number in common if tables[0][number] != tables[1][number]), None)
 
@@ -278,7 +334,15 @@ def redecided_passes(desk: Desk) -> tuple[Both, ...] | Pending | None:
             again = redecide(moment, policy, {})
             moves = len(again.moves())
             found.append(
-                Both(moment.number, times.get(moment.number), len(moment.view.queue), moves, _facts(again.recorded), _facts(again.other), _members(again.recorded) != _members(again.other))
+                Both(
+                    moment.number,
+                    times.get(moment.number),
+                    len(moment.view.queue),
+                    moves,
+                    _facts(again.recorded),
+                    _facts(again.other),
+                    _members(again.recorded) != _members(again.other),
+                )
             )
         return tuple(found)
 
@@ -313,18 +377,26 @@ def redecided(desk: Desk) -> Component:
     differing = [each for each in found if each.differs]
     own, other = (sum(getattr(each, name)[2] for each in found) for name in ("recorded", "other"))
     said = (
-        f"{len(found):,} passes were decided again; in {len(differing):,} of them other requests would have been admitted. "
-        f"Those admitted would have found {words.count(other)} tokens cached instead of {words.count(own)}."
+        f"{len(found):,} passes were decided again; in {len(differing):,} of them other requests would have been "
+        f"admitted. Those admitted would have found {words.count(other)} tokens cached instead of {words.count(own)}."
     )
     links = []
     if differing:
         number = differing[0].number
         rank = desk.cursor.rank if desk.cursor.rank is not None else desk.timeline.extent.ranks[0].rank
-        links = [parts.link(f"The first that differs: pass {number:,}", desk.cursor.href("/pass", rank=rank, pass_number=number), className="action")]
+        links = [
+            parts.link(
+                f"The first that differs: pass {number:,}",
+                desk.cursor.href("/pass", rank=rank, pass_number=number),
+                className="action",
+            )
+        ]
     return parts.card(title, html.P(said), html.Div(links, className="ways"), wide=True)
 
 
-def _per_pass(what: Callable[[Both], tuple[float, float | None]], form: str, y: dict[str, Any] | None = None) -> Callable[[Desk], Figure]:
+def _per_pass(
+    what: Callable[[Both], tuple[float, float | None]], form: str, y: dict[str, Any] | None = None
+) -> Callable[[Desk], Figure]:
     def draw(desk: Desk) -> Figure:
         found = redecided_passes(desk)
         if isinstance(found, Pending):
@@ -349,7 +421,9 @@ def _per_pass(what: Callable[[Both], tuple[float, float | None]], form: str, y: 
     return draw
 
 
-def _dots(name: str, x: list[float], y: Sequence[float | None], hue: Hue, desk: Desk, form: str, known: Sequence[Both]) -> dict[str, Any]:
+def _dots(
+    name: str, x: list[float], y: Sequence[float | None], hue: Hue, desk: Desk, form: str, known: Sequence[Both]
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -368,7 +442,10 @@ def passes(desk: Desk) -> Component:
     found = redecided_passes(desk) if desk.cursor.policy is not None else None
     if found is None or isinstance(found, Pending):
         return html.Div()
-    worst = sorted((each for each in found if each.differs or each.moved), key=lambda each: (-each.differs, -each.moved, each.number))[:12]
+    worst = sorted(
+        (each for each in found if each.differs or each.moved),
+        key=lambda each: (-each.differs, -each.moved, each.number),
+    )[:12]
     if not worst:
         return parts.card("Passes that differ", html.P("None of them."), wide=True)
     rank = desk.cursor.rank if desk.cursor.rank is not None else desk.timeline.extent.ranks[0].rank
@@ -384,8 +461,18 @@ def passes(desk: Desk) -> Component:
         ]
         for each in worst
     ]
-    columns = [Column("pass", True), Column("waiting", True), Column("moved", True), Column("admits"), Column("requests", True), Column("to compute", True), Column("cached", True)]
-    return parts.card("Passes that differ most", parts.table(columns, rows, caption="Passes that differ most"), wide=True)
+    columns = [
+        Column("pass", True),
+        Column("waiting", True),
+        Column("moved", True),
+        Column("admits"),
+        Column("requests", True),
+        Column("to compute", True),
+        Column("cached", True),
+    ]
+    return parts.card(
+        "Passes that differ most", parts.table(columns, rows, caption="Passes that differ most"), wide=True
+    )
 
 
 PAGE = Page(
@@ -393,12 +480,18 @@ PAGE = Page(
     title="Compare",
     layout=layout,
     charts={
-        "hit": _pair("load", "hit_rate", "hit rate", SERIES["hit_rate"], ".1%", {"tickformat": ".0%", "range": [0, 1.02]}),
+        "hit": _pair(
+            "load", "hit_rate", "hit rate", SERIES["hit_rate"], ".1%", {"tickformat": ".0%", "range": [0, 1.02]}
+        ),
         "p99": _pair("latency", "ttft_p99", "TTFT p99", SERIES["ttft_p99"], ".3~f", {"ticksuffix": " s"}),
         "waits": _pair("latency", "queue_p99", "queue p99", SERIES["waited"], ".3~f", {"ticksuffix": " s"}),
         "length": _pair("load", "queue_max", "queue", SERIES["queue"], ",.0f"),
         "difference": difference,
-        "moved": _per_pass(lambda each: (each.moved / each.waiting if each.waiting else 0.0, None), ".0%", {"tickformat": ".0%", "range": [0, 1.02]}),
+        "moved": _per_pass(
+            lambda each: (each.moved / each.waiting if each.waiting else 0.0, None),
+            ".0%",
+            {"tickformat": ".0%", "range": [0, 1.02]},
+        ),
         "tokens": _per_pass(lambda each: (each.other[1], each.recorded[1]), ",.0f"),
         "cached": _per_pass(lambda each: (each.other[2], each.recorded[2]), ",.0f"),
         "number": _per_pass(lambda each: (each.other[0], each.recorded[0]), ",.0f"),

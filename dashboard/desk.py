@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dash.development.base_component import Component
 from schedscope.dashboard.cursor import Cursor, Theme
 from schedscope.dashboard.figures import Span
 from schedscope.dashboard.library import Book, Library, Pending
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline, Window, total
 
 BUCKETS = 160
 """Points of a chart over time."""
@@ -71,17 +71,15 @@ class Desk:
         key = (self.book.name, self.timeline.extent.first_ns, question)
         return self.library.standing.get(key, self.book.generation, find)
 
-    def load(self) -> list[dict[str, Any]]:
-        """`Timeline.load` of what is looked at, in one bucket."""
-        return self._table("load", self.whole())
+    def load(self) -> dict[str, Any]:
+        """`Timeline.load` of all that is looked at."""
+        window = self.window()
+        return self.once(("total", window), lambda: total(self.table("load", window)))
 
-    def latency(self) -> list[dict[str, Any]]:
-        """`Timeline.latency` of what is looked at, in one bucket."""
-        return self._table("latency", self.whole())
-
-    def _table(self, what: Literal["load", "latency"], window: Window) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.table(what, window).to_pylist()
-        return rows
+    def latency(self) -> dict[str, Any]:
+        """`Timeline.latency` of all that is looked at."""
+        row: dict[str, Any] = self.table("latency", self.whole()).to_pylist()[0]
+        return row
 
     def table(self, what: str, window: Window, *arguments: Any, **options: Any) -> Any:
         """A question to the timeline, asked once."""
@@ -106,3 +104,5 @@ class Page(NamedTuple):
     """Figures, by name."""
     parts: Mapping[str, Draw]
     """Everything else, by name."""
+    first: frozenset[str] = frozenset()
+    """Panels that are drawn before the others; empty: all at once."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from schedscope.dashboard import words
 from schedscope.dashboard.cursor import Theme
-from schedscope.replay.palette import BLUE, GREY, PALE, PURPLE, Hue, colour
+from schedscope.replay.palette import BLUE, GREY, PURPLE, Hue, colour
 from schedscope.replay.series import HeatMap, Stretch, Window
 
 Figure = dict[str, Any]
@@ -195,9 +195,7 @@ def lonely(values: Sequence[float | None]) -> set[int]:
     }
 
 
-def bars(
-    span: Span, name: str, values: Sequence[float | None], hue: Hue, theme: Theme, *, form: str = ",.0f"
-) -> Trace:
+def bars(span: Span, name: str, values: Sequence[float | None], hue: Hue, theme: Theme, *, form: str = ",.0f") -> Trace:
     """A bar per bucket."""
     return {
         "type": "bar",
@@ -231,7 +229,9 @@ def stacked(
     """Bars on each other, one colour per name."""
     called = called or {}
     return [
-        bars(span, called.get(what, words.in_chart(what)), values, names.get(what.split(" ")[0], GREY), theme, form=form)
+        bars(
+            span, called.get(what, words.in_chart(what)), values, names.get(what.split(" ")[0], GREY), theme, form=form
+        )
         for what, values in series.items()
     ]
 
@@ -280,7 +280,9 @@ def bands(span: Span, lanes: Sequence[Lane], theme: Theme) -> Figure:
 
 def _band(lane: Lane, what: str, theme: Theme) -> Trace:
     shade = colour(lane.colours, what.split(" ")[0], theme)
-    pattern = {"shape": "/", "size": 5, "solidity": 0.35, "fgcolor": _PAPER[theme], "bgcolor": shade} if "(" in what else None
+    pattern = (
+        {"shape": "/", "size": 5, "solidity": 0.35, "fgcolor": _PAPER[theme], "bgcolor": shade} if "(" in what else None
+    )
     return {
         "type": "bar",
         "orientation": "h",
@@ -436,5 +438,3 @@ def faint(shade: str, alpha: float) -> str:
     """A colour let through."""
     red, green, blue = (int(shade[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
-
-

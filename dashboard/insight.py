@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dash import html
@@ -10,9 +11,10 @@ from dash.development.base_component import Component
 from schedscope.dashboard import parts, words
 from schedscope.dashboard.cursor import Box
 from schedscope.dashboard.desk import Desk
-from schedscope.dashboard.library import Pending
+from schedscope.dashboard.library import Pending, apart
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.engine.errors import SchedscopeError
+from schedscope.recorder.mirror import mirror_of
 from schedscope.recorder.run import Run
 from schedscope.replay.case import Case
 from schedscope.replay.contrast import Contrast, Difference, contrast, fates
@@ -38,11 +40,18 @@ class Examined(NamedTuple):
 
 def examined(desk: Desk) -> Examined | Pending:
     """What the doctor says about the run. Raises SchedscopeError."""
-    return desk.standing("examined", lambda: examine_run(desk.book.run))
+    run = desk.book.run
+    if mirror_of(run.path) is not None:
+        # What was fetched of an object store is known to this process.
+        return desk.standing("examined", lambda: _examine(run))
+    return desk.standing("examined", lambda: apart(_examine_at, run.path))
 
 
-def examine_run(run: Run) -> Examined:
-    """The same at once: it takes seconds. Raises SchedscopeError."""
+def _examine_at(path: Path) -> Examined:
+    return _examine(Run.open(path))
+
+
+def _examine(run: Run) -> Examined:
     case = Case(run)
     found = examine(run, case=case)
     bounds = {rank: known for rank in case.ranks if (known := repeats_of(case, rank)) is not None}
@@ -71,12 +80,21 @@ def findings_card(desk: Desk, found: Examination) -> Component:
     rest = found.findings[_SHOWN:]
     more = [
         html.Details(
-            [html.Summary(f"{len(rest)} more"), html.Ul([finding_row(desk, each) for each in rest], className="findings")],
+            [
+                html.Summary(f"{len(rest)} more"),
+                html.Ul([finding_row(desk, each) for each in rest], className="findings"),
+            ],
             className="more",
         )
     ]
     listed = html.Ul(shown, className="findings")
-    return parts.card("Findings", listed, *(more if rest else []), note=f"{judged}; {words.seconds(found.waiting_s)} of waiting in all", wide=True)
+    return parts.card(
+        "Findings",
+        listed,
+        *(more if rest else []),
+        note=f"{judged}; {words.seconds(found.waiting_s)} of waiting in all",
+        wide=True,
+    )
 
 
 def finding_row(desk: Desk, finding: Finding) -> Component:
@@ -93,7 +111,11 @@ def finding_row(desk: Desk, finding: Finding) -> Component:
     rank = "" if finding.rank is None or len(desk.timeline.extent.ranks) == 1 else f"rank {finding.rank}: "
     return html.Li(
         [
-            html.Span(str(finding.severity), className="severity", style={"color": hue.on(desk.theme), "borderColor": hue.on(desk.theme)}),
+            html.Span(
+                str(finding.severity),
+                className="severity",
+                style={"color": hue.on(desk.theme), "borderColor": hue.on(desk.theme)},
+            ),
             html.Div(
                 [
                     html.Strong(f"{rank}{words.name(finding.title, 400)}"),
@@ -133,8 +155,16 @@ def inside(desk: Desk) -> Any:
     if box is None:
         return [
             html.Header([html.H3("What is different?")]),
-            html.P("Drag a box around requests in the chart on the left: what tells them from all others is listed here, the most telling first.", className="hint"),
-            html.P("Compared are policy, matched share, routing key, prompt length, partner, rank, verdict, priority, and the queue at admission.", className="hint"),
+            html.P(
+                "Drag a box around requests in the chart of first tokens: what tells them from all others is listed "
+                "here, the most telling first.",
+                className="hint",
+            ),
+            html.P(
+                "Compared are policy, matched share, routing key, prompt length, partner, rank, verdict, priority, and "
+                "the queue at admission.",
+                className="hint",
+            ),
         ]
     try:
         found = contrasted(desk, box)
@@ -143,17 +173,27 @@ def inside(desk: Desk) -> Any:
     if isinstance(found, Pending):
         return [html.Header([html.H3("What is different?")]), parts.working("Reading what passes said about requests…")]
     clear = parts.link("clear the box", desk.cursor.href("/", box=None), className="action")
-    title = html.Header([html.H3("What is different?"), html.Span(f"{found.inside:,} requests in the box, {found.outside:,} outside", className="note"), clear])
+    title = html.Header(
+        [
+            html.H3("What is different?"),
+            html.Span(f"{found.inside:,} requests in the box, {found.outside:,} outside", className="note"),
+            clear,
+        ]
+    )
     if not found.differences:
-        said = "No request is in the box." if not found.inside else "All requests are in the box: there is nothing to compare with."
+        said = (
+            "No request is in the box."
+            if not found.inside
+            else "All requests are in the box: there is nothing to compare with."
+        )
         return [title, html.P(said)]
     telling = [each for each in found.differences if each.score > 0][:_FIELDS]
     if not telling:
         return [title, html.P("Nothing: all fields are alike inside and outside.")]
-    return [title, html.Div([_difference(desk, each) for each in telling], className="differences")]
+    return [title, html.Div([_difference(each) for each in telling], className="differences")]
 
 
-def _difference(desk: Desk, found: Difference) -> Component:
+def _difference(found: Difference) -> Component:
     rows = []
     for value in found.values[:_VALUES]:
         rows.append(html.Span(words.name(value.name, 26), className="what", title=words.name(value.name, 120)))

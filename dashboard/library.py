@@ -8,11 +8,12 @@ time: a slow disk or a slow browser slows nobody else.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,10 @@ from schedscope.recorder.store import is_url
 from schedscope.replay.series import Timeline
 
 _LOG = logging.getLogger(__name__)
-_OPEN = 4
+_OPEN = 3
 """Runs that are kept open."""
+_MEMORY_MB = 600
+"""Of a run while it is condensed; then it takes about a third of a kilobyte for each of its requests."""
 _KEPT_ANSWERS = 400
 _KEPT_TASKS = 24
 _STANDING_S = 20.0
@@ -45,6 +48,15 @@ class Pending:
 
 PENDING = Pending()
 _WORKERS = ThreadPoolExecutor(2, "schedscope-work")
+
+
+def apart(function: Callable[..., _Answer], *arguments: Any) -> _Answer:
+    """What a function gives in a process of its own, which ends with it: its memory is not the server's.
+
+    The function and all it takes and gives have to be picklable.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 class Answers:
@@ -70,7 +82,7 @@ class Answers:
             return answer
 
     def later(self, question: Hashable, find: Callable[[], _Answer]) -> _Answer | Pending:
-        """The answer, if it is there; else somebody is set to work and nobody waits. Errors are raised to all who ask."""
+        """The answer, if it is there; else somebody is set to work and nobody waits. Errors are raised to all."""
         with self._lock:
             task = self._tasks.get(question)
             if task is None:
@@ -239,7 +251,7 @@ class Library:
     def _open(self, path: Path, generation: int) -> Book:
         begin = time.monotonic()
         run = Run.open(path)
-        timeline = Timeline.open(run)
+        timeline = Timeline.open(run, memory_mb=_MEMORY_MB)
         return Book(run, timeline, generation, time.monotonic() - begin)
 
     def _refresh(self, shelf: _Shelf, path: Path, book: Book) -> None:

@@ -53,7 +53,10 @@ def exposition(book: Book) -> str:
         _shares(timeline, "gate", whole, run, "gate", "seconds"),
     )
     turns = timeline.turns_at(extent.last_ns)
-    for name, told in (("queue_len", "Requests waiting at the last step."), ("running", "Requests running at the last step.")):
+    for name, told in (
+        ("queue_len", "Requests waiting at the last step."),
+        ("running", "Requests running at the last step."),
+    ):
         _add(lines, name, "gauge", told, [({**run, "rank": turn.rank}, getattr(turn, name)) for turn in turns])
     near = timeline.ranks(recent).to_pylist()
     _add(

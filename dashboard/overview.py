@@ -59,24 +59,59 @@ REFUSED = {
 
 def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     """The overview."""
+    del desk
     return [
         parts.part("findings", draw("findings")),
         parts.part("tiles", draw("tiles")),
         parts.part("moment", draw("moment")),
         html.Div(
             [
-                parts.chart("hit-rate", "Hit rate", draw("hit-rate"), note="share of prompt tokens found cached, at first admission"),
-                parts.chart("ttft", "Time to first token", draw("ttft"), note="p50, p90 and p99 of those that got it then"),
+                parts.chart(
+                    "hit-rate",
+                    "Hit rate",
+                    draw("hit-rate"),
+                    note="share of prompt tokens found cached, at first admission",
+                ),
+                parts.chart(
+                    "ttft", "Time to first token", draw("ttft"), note="p50, p90 and p99 of those that got it then"
+                ),
                 parts.chart("queue", "Queue and batch", draw("queue"), note="most at any step"),
                 parts.chart("waited", "Time in the queue", draw("waited"), note="arrival to first admission"),
                 parts.chart("admitted", "Admitted tokens", draw("admitted"), note="of prompts, at first admission"),
-                parts.chart("refused", "Refused tokens", draw("refused"), note="what passes looked at and did not admit, by reason"),
-                parts.chart("bands", "Policy and gates", draw("bands"), note="what sorted the queue, and what kept steps from it", wide=True),
-                parts.chart("heat", "Every first token", draw("heat"), note="drag a box to see what is different about it", tall=True),
+                parts.chart(
+                    "refused",
+                    "Refused tokens",
+                    draw("refused"),
+                    note="what passes looked at and did not admit, by reason",
+                ),
+                parts.chart(
+                    "bands",
+                    "Policy and gates",
+                    draw("bands"),
+                    note="what sorted the queue, and what kept steps from it",
+                    wide=True,
+                ),
+                parts.chart(
+                    "heat",
+                    "Every first token",
+                    draw("heat"),
+                    note="drag a box to see what is different about it",
+                    tall=True,
+                ),
                 parts.part("inside", draw("inside"), className="card"),
                 parts.chart("memory", "KV pool", draw("memory"), note="most at any step"),
-                parts.chart("lost", "Evicted, retracted, preempted", draw("lost"), note="tokens that left the cache; requests that lost their memory"),
-                parts.chart("gates", "Time behind gates", draw("gates"), note="steps that ended before a pass, by when they began"),
+                parts.chart(
+                    "lost",
+                    "Evicted, retracted, preempted",
+                    draw("lost"),
+                    note="tokens that left the cache; requests that lost their memory",
+                ),
+                parts.chart(
+                    "gates",
+                    "Time behind gates",
+                    draw("gates"),
+                    note="steps that ended before a pass, by when they began",
+                ),
                 parts.chart("delayer", "Prefill delayer", draw("delayer"), note="its verdicts, passes"),
             ],
             className="grid",
@@ -90,8 +125,8 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
 
 def tiles(desk: Desk) -> Component:
     """The window in numbers."""
-    load, latency = desk.load()[0], desk.latency()[0]
-    refused = desk.table("shares", desk.whole(), "refused")
+    load, latency = desk.load(), desk.latency()
+    refused = desk.table("shares", desk.window(), "refused")
     refused_tokens = sum(value or 0 for value in refused["tokens"].to_pylist())
     refused_times = sum(refused["count"].to_pylist())
     recent_load, recent_latency = _now(desk)
@@ -99,16 +134,55 @@ def tiles(desk: Desk) -> Component:
     lost = load["retractions"] + load["preemptions"]
     known, bound = _bound(desk)
     shown = [
-        Tile("hit_rate", "Hit rate", words.share(load["hit_rate"]), f"last minute {words.share(recent_load['hit_rate'])}{bound}", "good", True),
-        Tile("ttft_p99", "TTFT p99", words.seconds(latency["ttft_p99"]), f"last minute {words.seconds(recent_latency['ttft_p99'])}", "wait", True),
+        Tile(
+            "hit_rate",
+            "Hit rate",
+            words.share(load["hit_rate"]),
+            f"last minute {words.share(recent_load['hit_rate'])}{bound}",
+            "good",
+            True,
+        ),
+        Tile(
+            "ttft_p99",
+            "TTFT p99",
+            words.seconds(latency["ttft_p99"]),
+            f"last minute {words.seconds(recent_latency['ttft_p99'])}",
+            "wait",
+            True,
+        ),
         Tile("ttft_p90", "TTFT p90", words.seconds(latency["ttft_p90"])),
         Tile("ttft_p50", "TTFT p50", words.seconds(latency["ttft_p50"])),
-        Tile("queue_p99", "In queue, p99", words.seconds(latency["queue_p99"]), f"p50 {words.seconds(latency['queue_p50'])}"),
+        Tile(
+            "queue_p99",
+            "In queue, p99",
+            words.seconds(latency["queue_p99"]),
+            f"p50 {words.seconds(latency['queue_p50'])}",
+        ),
         Tile("queue_max", "Longest queue", words.count(load["queue_max"]), "requests waiting"),
-        Tile("admitted", "Admitted", words.count(load["admitted"]), f"requests, {words.count(load['prompt_tokens'])} tokens"),
-        Tile("refused", "Refused", words.count(refused_times) if decisions else words.NOTHING, f"times, {words.count(refused_tokens)} tokens" if decisions else "decisions are not recorded"),
-        Tile("evicted", "Evicted", words.count(load["evicted_tokens"]), "tokens" if load["evicted_tokens"] is not None else "recorded with --level full"),
-        Tile("lost", "Lost their memory", words.count(lost), f"{words.count(load['retractions'])} retracted, {words.count(load['preemptions'])} preempted"),
+        Tile(
+            "admitted",
+            "Admitted",
+            words.count(load["admitted"]),
+            f"requests, {words.count(load['prompt_tokens'])} tokens",
+        ),
+        Tile(
+            "refused",
+            "Refused",
+            words.count(refused_times) if decisions else words.NOTHING,
+            f"times, {words.count(refused_tokens)} tokens" if decisions else "decisions are not recorded",
+        ),
+        Tile(
+            "evicted",
+            "Evicted",
+            words.count(load["evicted_tokens"]),
+            "tokens" if load["evicted_tokens"] is not None else "recorded with --level full",
+        ),
+        Tile(
+            "lost",
+            "Lost their memory",
+            words.count(lost),
+            f"{words.count(load['retractions'])} retracted, {words.count(load['preemptions'])} preempted",
+        ),
     ]
     return html.Div([parts.tiles(shown), *([] if known else [parts.waits()])])
 
@@ -147,7 +221,7 @@ def _series(desk: Desk, what: str) -> dict[str, list[Any]]:
 def hit_rate(desk: Desk) -> Figure:
     """Share of prompt tokens that were found in the cache."""
     load = _series(desk, "load")
-    whole = desk.load()[0]["hit_rate"]
+    whole = desk.load()["hit_rate"]
     span = desk.span()
     line = figures.line(span, "hit rate", load["hit_rate"], SERIES["hit_rate"], desk.theme, form=".1%", fill=True)
     figure = figures.over_time(span, [line], desk.theme, y={"tickformat": ".0%", "range": [0, 1.02]})
@@ -216,7 +290,9 @@ def refused(desk: Desk) -> Figure:
     series = figures.spread(desk.table("shares", window, "refused"), "tokens", window.buckets)
     if not series:
         return figures.blank(desk.theme, "no request was refused in this time")
-    return figures.over_time(span, figures.stacked(span, series, REASONS, desk.theme, called=REFUSED), desk.theme, showlegend=True)
+    return figures.over_time(
+        span, figures.stacked(span, series, REASONS, desk.theme, called=REFUSED), desk.theme, showlegend=True
+    )
 
 
 def bands(desk: Desk) -> Figure:
@@ -281,8 +357,17 @@ def lost(desk: Desk) -> Figure:
     if not shown:
         known = load["evicted_tokens"][0] is not None
         said = "nothing was evicted, retracted or preempted in this time"
-        return figures.blank(theme, said if known else "nothing was retracted or preempted; evictions are recorded with --level full")
-    second = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "nticks": 4, "fixedrange": True}
+        return figures.blank(
+            theme, said if known else "nothing was retracted or preempted; evictions are recorded with --level full"
+        )
+    second = {
+        "overlaying": "y",
+        "side": "right",
+        "rangemode": "tozero",
+        "showgrid": False,
+        "nticks": 4,
+        "fixedrange": True,
+    }
     figure = figures.over_time(span, shown, theme, yaxis2=second)
     if any(trace.get("yaxis") for trace in shown):
         figure["layout"]["margin"] = {**figure["layout"]["margin"], "r": 36}
@@ -316,7 +401,8 @@ def moment(desk: Desk) -> Component:
     at, cursor = desk.cursor.at_ns, desk.cursor
     if at is None:
         return html.P(
-            ["Drag across a chart to zoom every one of them; click, or use the arrow keys, to choose a moment and go down to its decision."],
+            "Drag across a chart to zoom every one of them; click, or use the arrow keys, to choose a moment and go down "
+            "to its decision. Double-click shows the whole run again.",
             className="hint",
         )
     turns = desk.timeline.turns_at(at, cursor.rank)
@@ -332,9 +418,7 @@ def moment(desk: Desk) -> Component:
             words.count(turn.running),
             words.count(turn.admitted),
             turn.policy or words.NOTHING,
-            (GATES[turn.gate] if turn.gate in GATES else turn.gate)
-            if turn.gate
-            else STOPS.get(turn.stop or "", turn.stop or words.NOTHING),
+            GATES.get(turn.gate, turn.gate) if turn.gate else STOPS.get(turn.stop or "", turn.stop or words.NOTHING),
         ]
         for turn in turns
     ]
@@ -349,7 +433,9 @@ def moment(desk: Desk) -> Component:
         Column("ended because"),
     ]
     clear = parts.link("clear", cursor.href("/", at_ns=None), className="action")
-    return parts.card(f"At {when}", parts.table(columns, rows, caption=f"What each rank did at {when}"), note=clear, wide=True)
+    return parts.card(
+        f"At {when}", parts.table(columns, rows, caption=f"What each rank did at {when}"), note=clear, wide=True
+    )
 
 
 def slowest(desk: Desk) -> Component:
@@ -414,4 +500,5 @@ PAGE = Page(
         "delayer": delayer,
     },
     parts={"findings": findings, "tiles": tiles, "moment": moment, "inside": inside, "slowest": slowest},
+    first=frozenset({"findings", "tiles", "moment", "hit-rate", "ttft", "queue", "waited"}),
 )

@@ -27,7 +27,14 @@ def part_id(name: str) -> dict[str, str]:
 
 
 def chart(
-    name: str, title: str, figure: Any, *, note: Content = None, tall: bool = False, wide: bool = False, flat: bool = False
+    name: str,
+    title: str,
+    figure: Any,
+    *,
+    note: Content = None,
+    tall: bool = False,
+    wide: bool = False,
+    flat: bool = False,
 ) -> Component:
     """A chart with its heading and what can be done with it."""
     size = "tall" if tall else "flat" if flat else "normal"
@@ -125,6 +132,7 @@ def table(
     Args:
         classes: one for each row.
     """
+
     def cell(column: Column, value: Content) -> Component:
         return html.Td(value, className="number" if column.numeric else "")
 
@@ -136,7 +144,12 @@ def table(
         for place, row in enumerate(rows)
     ]
     head = [
-        html.Th(column.label, scope="col", className="number" if column.numeric else "", **({"title": column.hint} if column.hint else {}))
+        html.Th(
+            column.label,
+            scope="col",
+            className="number" if column.numeric else "",
+            **({"title": column.hint} if column.hint else {}),
+        )
         for column in columns
     ]
     options = {} if id is None else {"id": id}
@@ -189,7 +202,12 @@ def code(words: str) -> Component:
 
 def working(words: str) -> Component:
     """Something is being worked out; the view asks again by itself."""
-    return html.Div([html.Span(className="spinner", **{"aria-hidden": "true"}), words], className="working", role="status", **{"data-pending": "1"})
+    return html.Div(
+        [html.Span(className="spinner", **{"aria-hidden": "true"}), words],
+        className="working",
+        role="status",
+        **{"data-pending": "1"},
+    )
 
 
 def waits() -> Component:

@@ -43,7 +43,7 @@ FATES = {
 
 
 def number_of(desk: Desk) -> tuple[int, int]:
-    """Rank and number of the pass that is looked at; by default the last one. Raises RunNotFoundError, RunFormatError."""
+    """Rank and number of the pass that is looked at; by default the last. Raises RunNotFoundError, RunFormatError."""
     rank = desk.cursor.rank if desk.cursor.rank is not None else desk.timeline.extent.ranks[0].rank
     number = desk.cursor.pass_number
     if number is None:
@@ -63,17 +63,34 @@ def chosen(desk: Desk) -> RecordedPass:
 
 def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     """The page of a pass."""
+    del desk
     return [
         parts.part("head", draw("head")),
         parts.part("why", draw("why")),
         html.Div(
             [
-                parts.chart("order", "Before and after sorting", draw("order"), note="front of the queue on top", tall=True),
+                parts.chart(
+                    "order", "Before and after sorting", draw("order"), note="front of the queue on top", tall=True
+                ),
                 html.Div(
                     [
-                        parts.chart("total", "Memory left", draw("total"), note="tokens, after what is reserved for outputs", flat=True),
-                        parts.chart("input", "Prefill budget left", draw("input"), note="tokens of max_prefill_tokens", flat=True),
-                        parts.chart("chunk", "Chunk left", draw("chunk"), note="tokens of chunked_prefill_size", flat=True),
+                        parts.chart(
+                            "total",
+                            "Memory left",
+                            draw("total"),
+                            note="tokens, after what is reserved for outputs",
+                            flat=True,
+                        ),
+                        parts.chart(
+                            "input",
+                            "Prefill budget left",
+                            draw("input"),
+                            note="tokens of max_prefill_tokens",
+                            flat=True,
+                        ),
+                        parts.chart(
+                            "chunk", "Chunk left", draw("chunk"), note="tokens of chunked_prefill_size", flat=True
+                        ),
                     ],
                     className="stack",
                 ),
@@ -108,12 +125,19 @@ def head(desk: Desk) -> Component:
             parts.link(
                 "on the time axis",
                 cursor.href(
-                    "/", rank=it.rank, at_ns=step["start_ns"], begin_ns=max(step["start_ns"] - around, 0), end_ns=step["end_ns"] + around, last_s=None
+                    "/",
+                    rank=it.rank,
+                    at_ns=step["start_ns"],
+                    begin_ns=max(step["start_ns"] - around, 0),
+                    end_ns=step["end_ns"] + around,
+                    last_s=None,
                 ),
                 className="action",
             )
         )
-    when = "" if step is None else f"at {words.clock((step['start_ns'] - desk.timeline.extent.first_ns) / 1e9, 0.001)}, "
+    when = (
+        "" if step is None else f"at {words.clock((step['start_ns'] - desk.timeline.extent.first_ns) / 1e9, 0.001)}, "
+    )
     took = "" if step is None else f", then the model ran for {words.nanoseconds(step['forward_ns'])}"
     admitted = [place for place in it.looked_at if place.verdict is not None and place.verdict.admitted]
     names: list[Any] = []
@@ -123,7 +147,13 @@ def head(desk: Desk) -> Component:
         names.append(f" and {len(admitted) - 8} more")
     return html.Section(
         [
-            html.Div([html.H2(f"Pass {it.number:,} of rank {it.rank}"), html.Nav(ways, className="ways", **{"aria-label": "Passes"})], className="title"),
+            html.Div(
+                [
+                    html.H2(f"Pass {it.number:,} of rank {it.rank}"),
+                    html.Nav(ways, className="ways", **{"aria-label": "Passes"}),
+                ],
+                className="title",
+            ),
             html.P(
                 f"{when}{words.count(row['queue_len'])} waiting and {words.count(row['running'])} running; "
                 f"decided in {words.nanoseconds(row['decide_ns'])}{took}."
@@ -131,7 +161,12 @@ def head(desk: Desk) -> Component:
             html.Dl(
                 [
                     html.Dt("Policy"),
-                    html.Dd([parts.chip(it.policy_words, POLICY_HUES.get(row["active_policy"], GREY), desk.theme), html.Span(_key_names(it), className="quiet")]),
+                    html.Dd(
+                        [
+                            parts.chip(it.policy_words, POLICY_HUES.get(row["active_policy"], GREY), desk.theme),
+                            html.Span(_key_names(it), className="quiet"),
+                        ]
+                    ),
                     html.Dt("Admitted"),
                     html.Dd(names or "nobody"),
                     html.Dt("Stopped"),
@@ -216,7 +251,13 @@ def why(desk: Desk) -> Component:
             ]
         )
     if rows:
-        columns = [Column("place", True), Column("request"), Column("stands there because"), Column("in the cache"), Column("what alone would have changed it")]
+        columns = [
+            Column("place", True),
+            Column("request"),
+            Column("stands there because"),
+            Column("in the cache"),
+            Column("what alone would have changed it"),
+        ]
         said.append(parts.table(columns, rows, caption="What would have let requests in", id="why-table"))
     note = f"decided again and found identical; {found.checked} claims checked by deciding once more"
     return parts.card("Why", *said, note=note, wide=True)
@@ -299,7 +340,14 @@ def _slopes(desk: Desk, queued: Sequence[Place], columns: Sequence[tuple[str, di
                 "showgrid": False,
                 "zeroline": False,
             },
-            "yaxis": {"range": [most + 0.8, -0.8], "fixedrange": True, "showgrid": False, "zeroline": False, "nticks": 6, "tickformat": ",d"},
+            "yaxis": {
+                "range": [most + 0.8, -0.8],
+                "fixedrange": True,
+                "showgrid": False,
+                "zeroline": False,
+                "nticks": 6,
+                "tickformat": ",d",
+            },
             "meta": {},
         },
     }
@@ -325,7 +373,13 @@ def budget(name: str) -> Callable[[Desk], Figure]:
 
 def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
     theme = desk.theme
-    labels, bases, heights, colours, said = ["before"], [0.0], [begin], [figures.faint(GREY.on(theme), 0.55)], [f"{words.count(begin)} tokens before the pass"]
+    labels, bases, heights, colours, said = (
+        ["before"],
+        [0.0],
+        [begin],
+        [figures.faint(GREY.on(theme), 0.55)],
+        [f"{words.count(begin)} tokens before the pass"],
+    )
     needs: list[tuple[str, float]] = []
     level = begin
     for place in it.looked_at:
@@ -348,7 +402,10 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
     heights.append(abs(level))
     colours.append(figures.faint(GREY.on(theme), 0.55))
     said.append(f"{words.count(level)} tokens after the pass")
-    labelled = [words.count(height) if place in (0, len(heights) - 1) else f"−{words.count(height)}" for place, height in enumerate(heights)]
+    labelled = [
+        words.count(height) if place in (0, len(heights) - 1) else f"−{words.count(height)}"
+        for place, height in enumerate(heights)
+    ]
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -393,7 +450,13 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
                 "tickvals": ["before", "after"] if many else labels,
                 "ticktext": ["before", "after"] if many else labels,
             },
-            "yaxis": {"fixedrange": True, "gridcolor": "rgba(128,128,128,0.15)", "nticks": 4, "range": [min(0, level, *bases) * 1.2, max(begin, level, *(need for _, need in needs)) * 1.28 or 1], "zerolinecolor": "rgba(128,128,128,0.4)"},
+            "yaxis": {
+                "fixedrange": True,
+                "gridcolor": "rgba(128,128,128,0.15)",
+                "nticks": 4,
+                "range": [min(0, level, *bases) * 1.2, max(begin, level, *(need for _, need in needs)) * 1.28 or 1],
+                "zerolinecolor": "rgba(128,128,128,0.4)",
+            },
             "meta": {},
         },
     }
@@ -401,7 +464,11 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
 
 def _decides(name: str, reason: str) -> bool:
     """Whether a refusal's operands are of this budget."""
-    budgets = {"total": ("memory", "memory_future", "memory_ignore_eos"), "input": ("input_budget",), "chunk": ("chunk_budget", "chunk_too_small")}
+    budgets = {
+        "total": ("memory", "memory_future", "memory_ignore_eos"),
+        "input": ("input_budget",),
+        "chunk": ("chunk_budget", "chunk_too_small"),
+    }
     return reason in budgets[name]
 
 
@@ -410,19 +477,31 @@ def _decides(name: str, reason: str) -> bool:
 
 def queue(desk: Desk) -> Component:
     """Every request of the pass, as sorted."""
-    it, cursor = chosen(desk), desk.cursor
+    it = chosen(desk)
     if not it.places:
         if not it.row["queue_len"]:
             return parts.card("Queue", html.P("Nobody was waiting."), wide=True)
-        said = "The decisions of this pass are not in the log: it was recorded with --level passes, or --sample left it out."
+        said = "The decisions of this pass are not in the log, for want of --level decisions or because of --sample."
         return parts.card("Queue", html.P(said), wide=True)
     shown = it.places[:_SHOWN]
     held = any(place.deprioritized for place in it.places)
-    columns = [Column("place", True), Column("moved", True), Column("request"), Column("key"), Column("matched", True, "tokens found in the cache")]
+    columns = [
+        Column("place", True),
+        Column("moved", True),
+        Column("request"),
+        Column("key"),
+        Column("matched", True, "tokens found in the cache"),
+    ]
     columns += [Column("held back for")] if held else []
     columns += [Column("verdict")]
     rows = [_row(desk, it, place, held) for place in shown]
-    table = parts.table(columns, rows, caption=f"The queue of pass {it.number}, as sorted", classes=[place.fate for place in shown], id="queue-table")
+    table = parts.table(
+        columns,
+        rows,
+        caption=f"The queue of pass {it.number}, as sorted",
+        classes=[place.fate for place in shown],
+        id="queue-table",
+    )
     more = f"the first {_SHOWN} of {len(it.places):,}" if len(it.places) > _SHOWN else f"{len(it.places):,} requests"
     return parts.card("Queue", table, note=more, wide=True)
 
@@ -446,7 +525,12 @@ def _row(desk: Desk, it: RecordedPass, place: Place, held: bool) -> list[Any]:
     ]
     if held:
         cells.append(_partner(desk, it, place))
-    cells.append(html.Span([html.I(style={"background": VERDICTS[place.fate].on(desk.theme)}), words.name(place.words, 160)], className="chip"))
+    cells.append(
+        html.Span(
+            [html.I(style={"background": VERDICTS[place.fate].on(desk.theme)}), words.name(place.words, 160)],
+            className="chip",
+        )
+    )
     return cells
 
 
@@ -502,7 +586,9 @@ def policies(desk: Desk) -> Component:
         rows.append([name, *_compared(desk, it, each.again)])
         classes.append("chosen" if here else "own" if own else "")
     table = parts.table(columns, rows, caption="This pass under every policy", classes=classes, id="policies-table")
-    return parts.card(title, table, note="same queue, same cache, same moment; choose one to see its order above", wide=True)
+    return parts.card(
+        title, table, note="same queue, same cache, same moment; choose one to see its order above", wide=True
+    )
 
 
 def _compared(desk: Desk, it: RecordedPass, again: Redecided) -> list[Any]:

@@ -28,6 +28,7 @@ _ABOUT_RANKS = {"delayer_veto", "delayer_mixed", "rank_behind"}
 
 def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     """The page of ranks."""
+    del desk
     return [
         parts.part("table", draw("table")),
         html.Div(
@@ -35,8 +36,19 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                 parts.chart("queues", "Queues", draw("queues"), note="requests waiting, most at any step"),
                 parts.chart("ttfts", "TTFT p99", draw("ttfts")),
                 parts.chart("hits", "Hit rates", draw("hits"), note="share of prompt tokens, at first admission"),
-                parts.chart("progress", "Ahead and behind", draw("progress"), note="tokens computed so far, against the mean of all ranks"),
-                parts.chart("mixed", "Who could prefill", draw("mixed"), note="what the prefill delayer saw, passes; mixed: some could, some could not", wide=True),
+                parts.chart(
+                    "progress",
+                    "Ahead and behind",
+                    draw("progress"),
+                    note="tokens computed so far, against the mean of all ranks",
+                ),
+                parts.chart(
+                    "mixed",
+                    "Who could prefill",
+                    draw("mixed"),
+                    note="what the prefill delayer saw, passes; mixed: some could, some could not",
+                    wide=True,
+                ),
             ],
             className="grid",
         ),
@@ -55,7 +67,10 @@ def table(desk: Desk) -> Component:
         extent = extents[row["rank"]]
         shown.append(
             [
-                parts.link(parts.chip(f"rank {row['rank']}", _hue(row["rank"]), desk.theme), desk.cursor.href("/", rank=row["rank"])),
+                parts.link(
+                    parts.chip(f"rank {row['rank']}", _hue(row["rank"]), desk.theme),
+                    desk.cursor.href("/", rank=row["rank"]),
+                ),
                 words.count(row["passes"]),
                 words.count(row["admitted"]),
                 words.share(row["hit_rate"]),
@@ -103,7 +118,15 @@ def _by_rank(desk: Desk, what: str) -> dict[int, list[dict[str, Any]]]:
 def _lines(desk: Desk, series: dict[int, list[Any]], *, form: str = ",.0f", y: dict[str, Any] | None = None) -> Figure:
     span = desk.span()
     traces = [
-        figures.line(span, f"rank {rank}", values, _hue(rank), desk.theme, form=form, dash=_DASHES[rank // len(RANKS) % len(_DASHES)])
+        figures.line(
+            span,
+            f"rank {rank}",
+            values,
+            _hue(rank),
+            desk.theme,
+            form=form,
+            dash=_DASHES[rank // len(RANKS) % len(_DASHES)],
+        )
         for rank, values in series.items()
     ]
     return figures.over_time(span, traces, desk.theme, y=y, showlegend=True)
@@ -119,12 +142,19 @@ def _column(what: str, column: str, form: str, y: dict[str, Any] | None = None) 
 
 def progress(desk: Desk) -> Figure:
     """Tokens that each rank computed, against the mean."""
-    sums = {rank: list(accumulate(row["computed_tokens"] for row in mine)) for rank, mine in _by_rank(desk, "load").items()}
+    sums = {
+        rank: list(accumulate(row["computed_tokens"] for row in mine)) for rank, mine in _by_rank(desk, "load").items()
+    }
     if len(sums) < 2:
         return figures.blank(desk.theme, "there is one rank only")
     means = [sum(each) / len(sums) for each in zip(*sums.values(), strict=True)]
     series = {rank: [own - mean for own, mean in zip(values, means, strict=True)] for rank, values in sums.items()}
-    return _lines(desk, series, form="+,.0f", y={"rangemode": "normal", "zeroline": True, "zerolinecolor": "rgba(128,128,128,0.5)"})
+    return _lines(
+        desk,
+        series,
+        form="+,.0f",
+        y={"rangemode": "normal", "zeroline": True, "zerolinecolor": "rgba(128,128,128,0.5)"},
+    )
 
 
 def mixed(desk: Desk) -> Figure:
@@ -147,12 +177,20 @@ def alike(desk: Desk) -> Component:
         return parts.card(title, parts.working("Comparing the decisions of all ranks…"), wide=True)
     common, equal, first = found
     if not common:
-        return parts.card(title, html.P("No pass was made by all ranks, or their decisions were not hashed."), wide=True)
+        return parts.card(
+            title, html.P("No pass was made by all ranks, or their decisions were not hashed."), wide=True
+        )
     said: list[Any] = [f"{equal:,} of the {common:,} passes that all ranks made were decided alike."]
     if first is not None:
-        links = [[" ", pass_link(desk.cursor, each.rank, first), f" (rank {each.rank})"] for each in desk.timeline.extent.ranks[:4]]
+        links = [
+            [" ", pass_link(desk.cursor, each.rank, first), f" (rank {each.rank})"]
+            for each in desk.timeline.extent.ranks[:4]
+        ]
         said += [" The first that differs is pass", *(part for link in links for part in link), "."]
-    told = "Ranks with queues of their own (data parallel) decide for themselves, and differ. Ranks that share one queue (tensor parallel) must never differ: if they do, they will compute different batches and hang."
+    told = (
+        "Ranks with queues of their own (data parallel) decide for themselves, and differ. Ranks that share one queue "
+        "(tensor parallel) must never differ: if they do, they compute different batches."
+    )
     return parts.card(title, html.P(said), html.P(told, className="quiet"), wide=True)
 
 
@@ -162,7 +200,8 @@ def _hashes(desk: Desk) -> tuple[int, int, int | None]:
         row = connection.execute(
             """
             WITH each AS (
-                SELECT pass, count(*) AS ranks, count(DISTINCT decision_hash) AS hashes, bool_or(decision_hash IS NULL) AS open
+                SELECT pass, count(*) AS ranks, count(DISTINCT decision_hash) AS hashes,
+                    bool_or(decision_hash IS NULL) AS open
                 FROM passes GROUP BY pass
             ), common AS (SELECT * FROM each WHERE ranks = ? AND NOT open)
             SELECT count(*), count(*) FILTER (hashes = 1), min(pass) FILTER (hashes > 1) FROM common
@@ -183,7 +222,9 @@ def about(desk: Desk) -> Component:
     mine = [each for each in found.examination.findings if each.detector in _ABOUT_RANKS]
     if not mine:
         return parts.card("Findings about ranks", html.P("None."), wide=True)
-    return parts.card("Findings about ranks", html.Ul([finding_row(desk, each) for each in mine], className="findings"), wide=True)
+    return parts.card(
+        "Findings about ranks", html.Ul([finding_row(desk, each) for each in mine], className="findings"), wide=True
+    )
 
 
 PAGE = Page(

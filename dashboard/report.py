@@ -39,7 +39,8 @@ for (const data of document.querySelectorAll("script.figure")) {
     if (!update || place.dataset.told) return;
     for (const other of graphs) {
       other.dataset.told = "1";
-      Plotly.relayout(other, { ...update, "xaxis.tickvals": null, "xaxis.ticktext": null }).then(() => { delete other.dataset.told; });
+      Plotly.relayout(other, { ...update, "xaxis.tickvals": null, "xaxis.ticktext": null })
+        .then(() => { delete other.dataset.told; });
     }
   });
 }
@@ -68,10 +69,14 @@ def make_report(desk: Desk) -> str:
         sections += [html.H2("Ranks"), _sheet(desk, ranks_page.PAGE)]
     for rank, rid in requests:
         at = replace(desk, cursor=replace(desk.cursor, rank=rank, rid=rid))
-        sections.append(html.Section(_sheet(at, request_page.PAGE), id=_anchor("request", rank, rid), className="evidence alone"))
+        sections.append(
+            html.Section(_sheet(at, request_page.PAGE), id=_anchor("request", rank, rid), className="evidence alone")
+        )
     for rank, number in passes:
         at = replace(desk, cursor=replace(desk.cursor, rank=rank, pass_number=number))
-        sections.append(html.Section(_sheet(at, pass_page.PAGE), id=_anchor("pass", rank, number), className="evidence alone"))
+        sections.append(
+            html.Section(_sheet(at, pass_page.PAGE), id=_anchor("pass", rank, number), className="evidence alone")
+        )
     body = "\n".join(to_html(section, href) for section in sections)
     return _file(f"{desk.book.name} · schedscope report", body, desk.theme)
 
@@ -127,7 +132,9 @@ def _head(desk: Desk) -> Component:
     ]
     columns = [parts.Column("setting"), parts.Column("value")]
     more = html.Details([html.Summary("Settings"), parts.table(columns, settings, caption="Settings")])
-    return html.Section([html.H2("schedscope report"), html.Dl(listed, className="facts"), more], className="card wide lead")
+    return html.Section(
+        [html.H2("schedscope report"), html.Dl(listed, className="facts"), more], className="card wide lead"
+    )
 
 
 def _file(title: str, body: str, theme: str) -> str:

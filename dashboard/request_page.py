@@ -10,9 +10,9 @@ from dash.development.base_component import Component
 from schedscope.dashboard import figures, parts, words
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.figures import Figure, Piece, Span
+from schedscope.dashboard.library import Pending
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.dashboard.parts import Column
-from schedscope.dashboard.library import Pending
 from schedscope.dashboard.rebuilt import explained_request
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError
 from schedscope.replay.explain_words import change_words, look_lines, look_title, request_sentence
@@ -75,10 +75,24 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
     return [
         parts.part("head", draw("head")),
         parts.chart("life", "Its life", draw("life"), note="from arrival to its end", wide=True, flat=True),
-        parts.chart("ledger", "What it waited for", draw("ledger"), note="every nanosecond in the queue, charged once", wide=True, flat=True),
+        parts.chart(
+            "ledger",
+            "What it waited for",
+            draw("ledger"),
+            note="every nanosecond in the queue, charged once",
+            wide=True,
+            flat=True,
+        ),
         parts.part("looks", draw("looks")),
         parts.part("parts", draw("parts")),
-        parts.chart("places", "Its place in the queue, pass by pass", draw("places"), note="front of the queue on top", wide=True, tall=True),
+        parts.chart(
+            "places",
+            "Its place in the queue, pass by pass",
+            draw("places"),
+            note="front of the queue on top",
+            wide=True,
+            tall=True,
+        ),
         html.Div([parts.part("overtaken", draw("overtaken")), parts.part("prefix", draw("prefix"))], className="grid"),
     ]
 
@@ -96,25 +110,58 @@ def head(desk: Desk) -> Component:
         return words.NOTHING if times[name] is None else words.clock((times[name] - origin) / 1e9, 0.001)
 
     tiles = [
-        parts.Tile("ttft", "First token after", words.nanoseconds(times["ttft_ns"]), f"at {when('first_token_ns')}", "wait", True),
-        parts.Tile("waited", "In the queue", words.nanoseconds(times["waited_ns"]), "arrival to first admission", "", True),
+        parts.Tile(
+            "ttft",
+            "First token after",
+            words.nanoseconds(times["ttft_ns"]),
+            f"at {when('first_token_ns')}",
+            "wait",
+            True,
+        ),
+        parts.Tile(
+            "waited", "In the queue", words.nanoseconds(times["waited_ns"]), "arrival to first admission", "", True
+        ),
         parts.Tile("prefill", "Prefill", words.nanoseconds(times["prefill_ns"]), "forwards of its prompt"),
         parts.Tile("scheduling", "Between", words.nanoseconds(times["scheduling_ns"]), "deciding, other batches"),
         parts.Tile("prompt", "Prompt", words.count(prompt), "tokens"),
-        parts.Tile("cached", "Cached", words.share(cached / prompt if prompt and times["admit_ns"] is not None else None), f"{words.count(cached)} tokens"),
-        parts.Tile("output", "Output", words.count(times["output_tokens"]), f"of at most {words.count(times['max_new_tokens'])}"),
+        parts.Tile(
+            "cached",
+            "Cached",
+            words.share(cached / prompt if prompt and times["admit_ns"] is not None else None),
+            f"{words.count(cached)} tokens",
+        ),
+        parts.Tile(
+            "output",
+            "Output",
+            words.count(times["output_tokens"]),
+            f"of at most {words.count(times['max_new_tokens'])}",
+        ),
         parts.Tile("passes", "Passes", words.count(len(story.places)), "looked at the queue with it"),
         parts.Tile("lost", "Lost its memory", words.count(times["retractions"] + times["preemptions"]), "times"),
-        parts.Tile("end", "Ended", times["end_reason"] or ("running" if times["admit_ns"] else "waiting"), when("finish_ns")),
+        parts.Tile(
+            "end", "Ended", times["end_reason"] or ("running" if times["admit_ns"] else "waiting"), when("finish_ns")
+        ),
     ]
     ways = []
     if story.places:
         ways = [
-            parts.link("first pass", cursor.href("/pass", rank=story.rank, pass_number=story.places[0][0]), className="action"),
-            parts.link("last pass in the queue", cursor.href("/pass", rank=story.rank, pass_number=story.places[-1][0]), className="action"),
+            parts.link(
+                "first pass", cursor.href("/pass", rank=story.rank, pass_number=story.places[0][0]), className="action"
+            ),
+            parts.link(
+                "last pass in the queue",
+                cursor.href("/pass", rank=story.rank, pass_number=story.places[-1][0]),
+                className="action",
+            ),
         ]
     end = times["finish_ns"] or desk.timeline.extent.last_ns
-    ways.append(parts.link("on the time axis", cursor.href("/", begin_ns=times["arrive_ns"], end_ns=end + 1, last_s=None, at_ns=times["admit_ns"]), className="action"))
+    ways.append(
+        parts.link(
+            "on the time axis",
+            cursor.href("/", begin_ns=times["arrive_ns"], end_ns=end + 1, last_s=None, at_ns=times["admit_ns"]),
+            className="action",
+        )
+    )
     facts = [f"rank {story.rank}", f"arrived at {when('arrive_ns')}"]
     if times["priority"] is not None:
         facts.append(f"priority {times['priority']}")
@@ -124,7 +171,13 @@ def head(desk: Desk) -> Component:
         [
             html.Section(
                 [
-                    html.Div([html.H2(["Request ", html.Span(words.name(story.rid, _LONGEST_NAME), className="rid")]), html.Nav(ways, className="ways", **{"aria-label": "Passes of this request"})], className="title"),
+                    html.Div(
+                        [
+                            html.H2(["Request ", html.Span(words.name(story.rid, _LONGEST_NAME), className="rid")]),
+                            html.Nav(ways, className="ways", **{"aria-label": "Passes of this request"}),
+                        ],
+                        className="title",
+                    ),
                     html.P(", ".join(facts)),
                 ],
                 className="card wide lead",
@@ -157,7 +210,13 @@ def _choose(desk: Desk) -> Component:
         ]
         for each in found
     ]
-    columns = [Column("request"), Column("rank", True), Column("arrived", True), Column("first token after", True), Column("ended")]
+    columns = [
+        Column("request"),
+        Column("rank", True),
+        Column("arrived", True),
+        Column("first token after", True),
+        Column("ended"),
+    ]
     note = "or type the beginning of an id above" if rid is None else "choose one"
     return parts.card(title, parts.table(columns, rows, caption=title), note=note, wide=True)
 
@@ -172,7 +231,11 @@ def life(desk: Desk) -> Figure:
         return figures.blank(desk.theme, "no request is chosen")
     times = story.times
     last = times["finish_ns"] or desk.timeline.extent.last_ns
-    marks = [("queue", times["arrive_ns"], times["admit_ns"], ORANGE), ("prefill", times["admit_ns"], times["first_token_ns"], SKY), ("decode", times["first_token_ns"], last, GREEN)]
+    marks = [
+        ("queue", times["arrive_ns"], times["admit_ns"], ORANGE),
+        ("prefill", times["admit_ns"], times["first_token_ns"], SKY),
+        ("decode", times["first_token_ns"], last, GREEN),
+    ]
     pieces = []
     for name, begin, end, hue in marks:
         if begin is not None:
@@ -230,7 +293,12 @@ def parts_table(desk: Desk) -> Component:
         Column("worst", True, "the pass that cost most of it"),
         Column("short", True, "tokens that were missing, at most"),
     ]
-    table = parts.table(columns, [_part_row(desk, found, each) for each in shown], caption="Its time in the queue, part by part", id="ledger-table")
+    table = parts.table(
+        columns,
+        [_part_row(desk, found, each) for each in shown],
+        caption="Its time in the queue, part by part",
+        id="ledger-table",
+    )
     total = f"{len(found.parts):,} parts add up to {found.queue_ns:,} ns"
     if len(found.parts) > _SHOWN:
         total += f"; the {_SHOWN} largest are shown"
@@ -239,7 +307,13 @@ def parts_table(desk: Desk) -> Component:
 
 def _part_row(desk: Desk, found: RequestLedger, part: Part) -> list[Any]:
     hue = CAUSE_HUES.get(part.cause, GREY)
-    passes = "" if part.first_pass is None else f"{part.first_pass:,}" if part.first_pass == part.last_pass else f"{part.first_pass:,}–{part.last_pass:,}"
+    passes = (
+        ""
+        if part.first_pass is None
+        else f"{part.first_pass:,}"
+        if part.first_pass == part.last_pass
+        else f"{part.first_pass:,}–{part.last_pass:,}"
+    )
     label = CAUSES.get(part.cause, part.cause) + (f", after it was {part.after}" if part.after else "")
     return [
         parts.chip(label, hue, desk.theme),
@@ -259,7 +333,9 @@ def places(desk: Desk) -> Figure:
     story = chosen(desk)
     if story is None or not story.places:
         known = desk.timeline.extent.level in {"decisions", "full"}
-        return figures.blank(desk.theme, "no pass saw it in the queue" if known else "decisions are not recorded: --level decisions")
+        return figures.blank(
+            desk.theme, "no pass saw it in the queue" if known else "decisions are not recorded: --level decisions"
+        )
     stood = story.places[-_PLACES:]
     begun = desk.timeline.pass_times(story.rank, stood[0][0], stood[-1][0])
     known_places = [(number, place, begun[number]) for number, place in stood if number in begun]
@@ -282,7 +358,13 @@ def places(desk: Desk) -> Figure:
             "name": "place",
         }
     ]
-    labels = {"admitted": "admitted", "chunk": "next chunk", "refused": "refused", "held_back": "held back", "waiting": "not looked at"}
+    labels = {
+        "admitted": "admitted",
+        "chunk": "next chunk",
+        "refused": "refused",
+        "held_back": "held back",
+        "waiting": "not looked at",
+    }
     for fate, label in labels.items():
         mine = [(number, place, ns) for number, place, ns in known_places if place.fate == fate]
         if mine:
@@ -299,7 +381,13 @@ def places(desk: Desk) -> Figure:
                 }
             )
     most = max((place or 0 for place in line), default=0)
-    figure = figures.over_time(span, traces, desk.theme, y={"range": [most + 1, -1], "rangemode": "normal", "tickformat": ",d"}, hovermode="closest")
+    figure = figures.over_time(
+        span,
+        traces,
+        desk.theme,
+        y={"range": [most + 1, -1], "rangemode": "normal", "tickformat": ",d"},
+        hovermode="closest",
+    )
     figure["layout"]["showlegend"] = True
     return figure
 
@@ -324,13 +412,17 @@ def overtaken(desk: Desk) -> Component:
     rows = [
         [
             request_link(desk.cursor, found.rank, rid, 24),
-            ", ".join(sorted({CAUSES[part.cause].removeprefix("overtaken ").removeprefix("overtaken, ") for part in mine})),
+            ", ".join(
+                sorted({CAUSES[part.cause].removeprefix("overtaken ").removeprefix("overtaken, ") for part in mine})
+            ),
             words.nanoseconds(sum(part.ns for part in mine)),
             pass_link(desk.cursor, found.rank, mine[0].worst_pass),
         ]
         for rid, mine in ordered
     ]
-    table = parts.table([Column("request"), Column("how"), Column("cost it", True), Column("in pass", True)], rows, caption=title)
+    table = parts.table(
+        [Column("request"), Column("how"), Column("cost it", True), Column("in pass", True)], rows, caption=title
+    )
     return parts.card(title, table, note=f"{len(sums):,} requests that came later")
 
 
@@ -350,7 +442,9 @@ def looks(desk: Desk) -> Component:
     if found.unseen is not None:
         said.append(html.P(f"No pass could be decided again: {words.name(found.unseen, 300)}"))
     for look in found.looks:
-        link = parts.link(words.name(look_title(look), 160), desk.cursor.href("/pass", rank=story.rank, pass_number=look.number))
+        link = parts.link(
+            words.name(look_title(look), 160), desk.cursor.href("/pass", rank=story.rank, pass_number=look.number)
+        )
         lines = html.Ul([html.Li(words.name(line, 240)) for line in look_lines(look)])
         said.append(html.Details([html.Summary(link), lines], open=look is found.looks[0], className="look"))
     if found.changes:
@@ -372,15 +466,34 @@ def prefix(desk: Desk) -> Component:
     for number, place in story.places:
         if before is None or place.matched != before:
             change = "" if before is None else f"{place.matched - before:+,}"
-            rows.append([pass_link(desk.cursor, story.rank, number), words.count(place.matched), change, place.words if place.verdict else FATE_WORDS[place.fate]])
+            rows.append(
+                [
+                    pass_link(desk.cursor, story.rank, number),
+                    words.count(place.matched),
+                    change,
+                    place.words if place.verdict else FATE_WORDS[place.fate],
+                ]
+            )
             before = place.matched
     shown = rows[-14:]
-    table = parts.table([Column("pass", True), Column("matched", True, "tokens"), Column("change", True), Column("then")], shown, caption=title)
-    note = "each time what was found changed" + (f"; the last {len(shown)} of {len(rows)}" if len(rows) > len(shown) else "")
+    table = parts.table(
+        [Column("pass", True), Column("matched", True, "tokens"), Column("change", True), Column("then")],
+        shown,
+        caption=title,
+    )
+    note = "each time what was found changed" + (
+        f"; the last {len(shown)} of {len(rows)}" if len(rows) > len(shown) else ""
+    )
     return parts.card(title, table, note=note)
 
 
-FATE_WORDS = {"waiting": "not looked at", "held_back": "held back", "refused": "refused", "admitted": "admitted", "chunk": "next chunk"}
+FATE_WORDS = {
+    "waiting": "not looked at",
+    "held_back": "held back",
+    "refused": "refused",
+    "admitted": "admitted",
+    "chunk": "next chunk",
+}
 
 PAGE = Page(
     path="/request",

@@ -55,7 +55,11 @@ def layout(library: Library, cursor: Cursor) -> list[Component]:
         Column(""),
         Column(""),
     ]
-    return [parts.card("Runs", parts.table(columns, rows, caption=f"Runs in {where}", id="runs-table"), note=where, wide=True)]
+    return [
+        parts.card(
+            "Runs", parts.table(columns, rows, caption=f"Runs in {where}", id="runs-table"), note=where, wide=True
+        )
+    ]
 
 
 def _nothing(*_: Any) -> list[Component]:

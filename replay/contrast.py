@@ -130,8 +130,8 @@ WITH chosen AS (
         {_powers("c.prompt_tokens")} AS "prompt length",
         coalesce(f.partner, 'not held back') AS partner,
         c.rank::VARCHAR AS rank,
-        coalesce(f.refused, CASE WHEN coalesce(f.overlooked, 0) > 0 THEN 'waited, never refused' ELSE 'admitted at once' END)
-            AS verdict,
+        coalesce(f.refused,
+            CASE WHEN coalesce(f.overlooked, 0) > 0 THEN 'waited, never refused' ELSE 'admitted at once' END) AS verdict,
         coalesce(c.priority::VARCHAR, 'none') AS priority,
         {_powers("s.queue_len")} AS "queue at admission",
         CASE WHEN c.retractions + c.preemptions > 0 THEN 'yes' ELSE 'no' END AS "lost its memory"
@@ -143,4 +143,3 @@ FROM (UNPIVOT facts ON policy, matched, "routing key", "prompt length", partner,
     "queue at admission", "lost its memory" INTO NAME field VALUE value)
 GROUP BY ALL
 """
-

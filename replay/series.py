@@ -15,6 +15,7 @@ admission when they happen.
 from __future__ import annotations
 
 import math
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
@@ -181,15 +183,19 @@ class Timeline:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, run: Run, *, last_s: float | None = None) -> Timeline:
+    def open(cls, run: Run, *, last_s: float | None = None, memory_mb: int | None = None) -> Timeline:
         """Condense a run. Raises RunFormatError, RunNotFoundError.
 
         Args:
             last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
                 that came before and have not ended are left out. None: all of it; some seconds per million requests.
+            memory_mb: what this and all questions may take; the rest goes to temporary files. None: there is no limit.
         """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
+        if memory_mb is not None:
+            connection.execute(f"SET memory_limit = '{memory_mb}MB'")
+            connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
         if last_s is not None:
             _narrow(connection, int(last_s * 1e9))
         measure(connection, level)
@@ -341,8 +347,8 @@ class Timeline:
 
         - `refused`: why requests that a pass looked at were not admitted; `count` (requests), `tokens` (of their
           prompts, not cached). Needs recorded decisions.
-        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `prefillable`: which ranks could prefill
-          as it saw it; `policy`: the active policy, with the reason of a fallback in brackets; `count` (passes).
+        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `prefillable`: which ranks could
+          prefill as it saw it; `policy`: the active policy, with the reason of a fallback in brackets; `count` (passes).
         - `gate`: what ended steps before a pass; `count` (steps), `seconds` (from their begin to their end).
 
         Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).
@@ -480,7 +486,8 @@ class Timeline:
     def request(self, rid: str, rank: int | None = None) -> dict[str, Any] | None:
         """The times of a request, as `schedscope.replay.measures` has them; of several of its name the last one's."""
         rows = self._ask(
-            "SELECT * FROM measured WHERE rid = $rid AND ($rank IS NULL OR rank = $rank) ORDER BY arrive_ns DESC LIMIT 1",
+            "SELECT * FROM measured WHERE rid = $rid AND ($rank IS NULL OR rank = $rank) "
+            "ORDER BY arrive_ns DESC LIMIT 1",
             {"rid": rid, "rank": rank},
         ).to_pylist()
         return rows[0] if rows else None
@@ -612,6 +619,16 @@ def _narrow(connection: duckdb.DuckDBPyConnection, last_ns: int) -> None:
     for table, condition in within.items():
         connection.execute(f"CREATE VIEW recent.{table} AS SELECT * FROM main.{table} WHERE {condition}")
     connection.execute("SET search_path = 'recent,main'")
+
+
+def total(load: pa.Table) -> dict[str, Any]:
+    """What `Timeline.load` gives, of all its buckets together: nothing has to be asked for again."""
+    found: dict[str, Any] = {}
+    for name in load.column_names:
+        if name not in {"bucket", "rank", "begin_ns", "hit_rate"}:
+            found[name] = (pc.max if name.endswith("_max") else pc.sum)(load[name]).as_py()
+    found["hit_rate"] = found["cached_tokens"] / found["prompt_tokens"] if found["prompt_tokens"] else None
+    return found
 
 
 def _values(window: Window) -> dict[str, Any]:

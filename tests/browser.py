@@ -97,8 +97,8 @@ class Reader:
     def settled(self) -> None:
         """Wait until nothing is worked out any more, and all charts are drawn."""
         self.page.wait_for_function(
-            "() => !document.querySelector('[data-pending]') && ![...document.querySelectorAll('.js-plotly-plot')]"
-            ".some(each => each.layout?.meta?.pending || !each.dataset.wired)"
+            "() => document.body.dataset.rest === '0' && !document.querySelector('[data-pending]') && "
+            "![...document.querySelectorAll('.js-plotly-plot')].some(each => each.layout?.meta?.pending || !each.dataset.wired)"
         )
 
     def chart(self, name: str) -> Any:
@@ -133,7 +133,8 @@ class Reader:
     def tiles(self) -> dict[str, str]:
         """The numbers of the page by key."""
         found: dict[str, str] = self.page.evaluate(
-            "() => Object.fromEntries([...document.querySelectorAll('[data-tile]')].map(e => [e.dataset.tile, e.textContent]))"
+            "() => Object.fromEntries([...document.querySelectorAll('[data-tile]')]"
+            ".map(each => [each.dataset.tile, each.textContent]))"
         )
         return found
 

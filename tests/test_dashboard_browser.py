@@ -48,6 +48,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def url(log: Path, browser: Any) -> Iterator[str]:
+    assert browser
     with served(log) as address:
         yield address
 
@@ -186,7 +187,13 @@ def test_every_page_is_accessible_and_quiet(browser: Any, url: str, log: Path, p
 @pytest.mark.parametrize("width", [390, 1280, 2560])
 def test_no_page_is_wider_than_its_window(browser: Any, url: str, log: Path, width: int) -> None:
     someone = Reader(browser, url, width=width)
-    for path in ("/", "/pass?pass=40", "/request?rid=req-00020", "/cache?pass=40", f"/compare?with={_named(log, 'other')}"):
+    for path in (
+        "/",
+        "/pass?pass=40",
+        "/request?rid=req-00020",
+        "/cache?pass=40",
+        f"/compare?with={_named(log, 'other')}",
+    ):
         someone.open(path)
         assert someone.page.evaluate("document.documentElement.scrollWidth") <= width
     someone.close()
@@ -224,7 +231,14 @@ def test_charts_are_saved(reader: Reader, form: str, tmp_path: Path) -> None:
         assert sum(line.startswith("p99,") for line in lines) == 160
 
 
-HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\x1b[31m\x00\n\r\u202eevil", "x" * 10_000, '";--', "a&b=c#d%")
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[31m\x00\n\r\u202eevil",
+    "x" * 10_000,
+    '";--',
+    "a&b=c#d%",
+)
 
 
 def test_hostile_names_are_shown_and_do_nothing(browser: Any, tmp_path: Path) -> None:
@@ -325,10 +339,15 @@ def _ask(client: httpx.Client, path: str, search: str = "") -> httpx.Response:
     body = {
         "output": "..page.children...bar.children...notice.children...shown.data..",
         "outputs": [
-            {"id": each, "property": "data" if each == "shown" else "children"} for each in ("page", "bar", "notice", "shown")
+            {"id": each, "property": "data" if each == "shown" else "children"}
+            for each in ("page", "bar", "notice", "shown")
         ],
         "inputs": [
-            {"id": "want-page", "property": "data", "value": {"path": path, "search": search, "theme": "light", "serial": 1}}
+            {
+                "id": "want-page",
+                "property": "data",
+                "value": {"path": path, "search": search, "theme": "light", "serial": 1},
+            }
         ],
         "changedPropIds": ["want-page.data"],
     }

@@ -3,7 +3,7 @@
 (() => {
   "use strict";
 
-  const state = { busy: false, serial: 0, again: null, path: null, search: null, theme: null, generation: 0, live: false, focus: null };
+  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null };
   const root = document.documentElement;
   const props = (id, values) => window.dash_clientside.set_props(id, values);
   const $ = (id) => document.getElementById(id);
@@ -16,18 +16,23 @@
       return;
     }
     const path = location.pathname, search = location.search, theme = root.dataset.theme;
-    const question = { path, search, theme, serial: ++state.serial, generation: 0, only: [] };
+    const question = { path, search, theme, serial: state.serial + 1, generation: 0, only: [], bar: true };
     let target = "want-panels";
     if (path !== state.path || shape(path, search) !== state.shape) {
       target = "want-page";
     } else if (reason === "pulse") {
       question.generation = state.generation;
-    } else if (reason === "pending") {
-      question.only = pending();
+      split(question);
+    } else if (reason === "rest" || reason === "pending") {
+      question.only = reason === "rest" ? state.rest.splice(0) : pending();
+      question.bar = false;
       if (!question.only.length) return;
     } else if (search === state.search && theme === state.theme) {
       return;
+    } else {
+      split(question);
     }
+    state.serial = question.serial;
     const turned = path !== state.path;
     state.shape = shape(path, search);
     Object.assign(state, { busy: true, path, search, theme, turned });
@@ -35,6 +40,17 @@
     document.body.classList.toggle("asking", reason === "url");
     navigation();
     props(target, { data: question });
+  }
+
+  // Panels that are in sight are asked for first, the others behind them.
+  function split(question) {
+    const near = [], far = [];
+    for (const each of document.querySelectorAll("[data-chart], #page .part[id^='{']")) {
+      const box = each.getBoundingClientRect(), name = each.dataset.chart || JSON.parse(each.id).part;
+      (box.bottom > 0 && box.top < window.innerHeight ? near : far).push(name);
+    }
+    state.rest = near.length ? far : [];
+    question.only = state.rest.length ? near : [];
   }
 
   // What decides which panels a page has, beside its path.
@@ -57,6 +73,7 @@
     state.origin = answer.origin;
     state.window = answer.window;
     state.run = answer.run;
+    if (answer.rest) state.rest = answer.rest;
     document.title = `${answer.title} · schedscope`;
     document.body.classList.remove("asking");
     $("offline").hidden = true;
@@ -65,10 +82,12 @@
       selects();
       navigation();
       settle();
-      document.body.dataset.serial = String(answer.serial);
       const again = state.again;
       state.again = null;
+      document.body.dataset.rest = String(state.rest.length);
+      document.body.dataset.serial = String(answer.serial);
       if (again) ask(again);
+      if (!state.busy && state.rest.length) ask("rest");
     }));
     return window.dash_clientside.no_update;
   }
