@@ -76,7 +76,7 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
             "tree",
             "The tree",
             draw("tree"),
-            note="width is tokens; a prefix stands left of what continues it",
+            note="width is tokens; a prefix stands above what continues it",
             wide=True,
             tall=True,
         ),

@@ -401,7 +401,7 @@ def one_bar(pieces: Iterable[Piece], theme: Theme, *, unit: str, total: float) -
         {
             "type": "bar",
             "orientation": "h",
-            "name": words.in_chart(piece.name),
+            "name": words.in_chart(piece.name, 80),
             "x": [piece.value],
             "y": [""],
             "marker": {"color": piece.hue.on(theme), "line": {"width": 1, "color": _PAPER[theme]}},

@@ -190,7 +190,12 @@ def inside(desk: Desk) -> Any:
     telling = [each for each in found.differences if each.score > 0][:_FIELDS]
     if not telling:
         return [title, html.P("Nothing: all fields are alike inside and outside.")]
-    return [title, html.Div([_difference(each) for each in telling], className="differences")]
+    sides = [
+        html.Span([html.I(**{"aria-hidden": "true"}), f"{side} the box"], className=side)
+        for side in ("inside", "outside")
+    ]
+    told = html.P([*sides, html.Span("share of the requests there that have a value")], className="sides")
+    return [title, told, html.Div([_difference(each) for each in telling], className="differences")]
 
 
 def _difference(found: Difference) -> Component:

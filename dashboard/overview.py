@@ -360,12 +360,13 @@ def lost(desk: Desk) -> Figure:
         return figures.blank(
             theme, said if known else "nothing was retracted or preempted; evictions are recorded with --level full"
         )
+    most = max(max(load["retractions"]), max(load["preemptions"]))
     second = {
         "overlaying": "y",
         "side": "right",
-        "rangemode": "tozero",
+        "range": [0, most * 1.3 + 0.5],
+        "dtick": max(1, round(most / 3)),
         "showgrid": False,
-        "nticks": 4,
         "fixedrange": True,
     }
     figure = figures.over_time(span, shown, theme, yaxis2=second)
@@ -401,8 +402,8 @@ def moment(desk: Desk) -> Component:
     at, cursor = desk.cursor.at_ns, desk.cursor
     if at is None:
         return html.P(
-            "Drag across a chart to zoom every one of them; click, or use the arrow keys, to choose a moment and go down "
-            "to its decision. Double-click shows the whole run again.",
+            "Drag across a chart to zoom every one of them; click, or use the arrow keys, to choose a moment and go "
+            "down to its decision. Double-click shows the whole run again.",
             className="hint",
         )
     turns = desk.timeline.turns_at(at, cursor.rank)

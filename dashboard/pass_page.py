@@ -182,8 +182,7 @@ def head(desk: Desk) -> Component:
 
 
 def _sentence(said: str) -> str:
-    text = words.name(said, 300)
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{words.name(said, 300)}."
 
 
 def _key_names(it: RecordedPass) -> str:
@@ -238,7 +237,7 @@ def why(desk: Desk) -> Component:
     rows = []
     for place in told:
         held = held_words(place)
-        behind = "" if place.against is None else against_words(place.against)
+        behind = "first in the queue" if place.against is None else against_words(place.against)
         known = match_words(place.matched, place.origin)
         lines = [flip_words(flip) for flip in (*place.flips, *place.ahead)]
         rows.append(
@@ -402,10 +401,8 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
     heights.append(abs(level))
     colours.append(figures.faint(GREY.on(theme), 0.55))
     said.append(f"{words.count(level)} tokens after the pass")
-    labelled = [
-        words.count(height) if place in (0, len(heights) - 1) else f"−{words.count(height)}"
-        for place, height in enumerate(heights)
-    ]
+    ends = {0, len(heights) - 1}
+    labelled = [words.count(height) if place in ends else _taken(height) for place, height in enumerate(heights)]
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -460,6 +457,10 @@ def _waterfall(desk: Desk, it: RecordedPass, name: str, begin: float) -> Figure:
             "meta": {},
         },
     }
+
+
+def _taken(tokens: float) -> str:
+    return f"−{words.count(tokens)}" if tokens else ""
 
 
 def _decides(name: str, reason: str) -> bool:

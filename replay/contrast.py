@@ -131,7 +131,8 @@ WITH chosen AS (
         coalesce(f.partner, 'not held back') AS partner,
         c.rank::VARCHAR AS rank,
         coalesce(f.refused,
-            CASE WHEN coalesce(f.overlooked, 0) > 0 THEN 'waited, never refused' ELSE 'admitted at once' END) AS verdict,
+            CASE WHEN coalesce(f.overlooked, 0) > 0 THEN 'waited, never refused' ELSE 'admitted at once' END
+        ) AS verdict,
         coalesce(c.priority::VARCHAR, 'none') AS priority,
         {_powers("s.queue_len")} AS "queue at admission",
         CASE WHEN c.retractions + c.preemptions > 0 THEN 'yes' ELSE 'no' END AS "lost its memory"

@@ -348,7 +348,7 @@ class Timeline:
         - `refused`: why requests that a pass looked at were not admitted; `count` (requests), `tokens` (of their
           prompts, not cached). Needs recorded decisions.
         - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `prefillable`: which ranks could
-          prefill as it saw it; `policy`: the active policy, with the reason of a fallback in brackets; `count` (passes).
+          prefill as it saw it; `policy`: the active policy, with a fallback's reason in brackets; `count` (passes).
         - `gate`: what ended steps before a pass; `count` (steps), `seconds` (from their begin to their end).
 
         Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).

@@ -98,7 +98,8 @@ class Reader:
         """Wait until nothing is worked out any more, and all charts are drawn."""
         self.page.wait_for_function(
             "() => document.body.dataset.rest === '0' && !document.querySelector('[data-pending]') && "
-            "![...document.querySelectorAll('.js-plotly-plot')].some(each => each.layout?.meta?.pending || !each.dataset.wired)"
+            "![...document.querySelectorAll('.js-plotly-plot')]"
+            ".some(each => each.layout?.meta?.pending || !each.dataset.wired)"
         )
 
     def chart(self, name: str) -> Any:

@@ -105,13 +105,14 @@ def record_busy(
 def serve(
     scheduler: Scheduler, clock: Clock, clients: Clients, seconds: float, *, speed: float = 1.0
 ) -> Iterator[float]:
-    """Schedule until so much time has passed; yields it after every step."""
+    """Schedule so long, and until all that has come has ended; yields the time that has passed after every step."""
     begin = clock.now
-    while clock.now < begin + seconds:
+    while clock.now < begin + seconds or scheduler.busy:
         passed = clock.now - begin
         load = 8.0 + 7.0 * (passed % 40 > 24)
-        for request in clients.due(clock.now, load):
-            scheduler.arrive(request, clock.now)
+        if passed < seconds:
+            for request in clients.due(clock.now, load):
+                scheduler.arrive(request, clock.now)
         clock.now += 0.0006
         if not scheduler.busy:
             scheduler.idle(clock.now)

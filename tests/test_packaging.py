@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("engine", "recorder", "replay", "cli")
+PACKAGES = ("engine", "recorder", "replay", "dashboard", "dashboard/assets", "cli")
 
 
 def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
@@ -24,7 +24,19 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "duckdb", "numpy", "httpx", "starlette", "yaml")
+    heavy = (
+        "torch",
+        "transformers",
+        "pyarrow",
+        "duckdb",
+        "numpy",
+        "httpx",
+        "starlette",
+        "yaml",
+        "dash",
+        "plotly",
+        "flask",
+    )
     code = (
         "import sys; from schedscope.cli.main import main; main(['--help']); "
         f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
