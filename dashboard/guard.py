@@ -35,6 +35,9 @@ def protect(server: flask.Flask, token: str | None) -> None:
         request = flask.request
         if request.path in OPEN_PATHS:
             return None
+        headers = request.headers
+        if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
+            return _refuse(403, "Other web pages can link to this dashboard, but not use it.")
         if token is None:
             name = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
             return None if is_loopback(name) else _refuse(403, "This dashboard answers on this machine only.")

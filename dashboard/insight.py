@@ -52,7 +52,7 @@ def _examine_at(path: Path) -> Examined:
 
 
 def _examine(run: Run) -> Examined:
-    case = Case(run)
+    case = Case.of_run(run)
     found = examine(run, case=case)
     bounds = {rank: known for rank in case.ranks if (known := repeats_of(case, rank)) is not None}
     return Examined(found, bounds)

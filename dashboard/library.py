@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError
 from schedscope.recorder.manifest import MANIFEST, read_manifest
@@ -31,7 +31,7 @@ _MEMORY_MB = 600
 _KEPT_ANSWERS = 400
 _KEPT_TASKS = 24
 _STANDING_S = 20.0
-"""How long an answer about a run that grows stands."""
+"""How long an answer about a run that grows stands, at least."""
 _LISTED_S = 3.0
 """How long a list of runs is good for."""
 _SHORTEST_S = 1.0
@@ -96,30 +96,49 @@ class Answers:
         return answer
 
 
+class _Last(NamedTuple):
+    """An answer that stands."""
+
+    generation: int
+    found: float
+    """When, on the monotonic clock."""
+    took: float
+    answer: Any
+
+
 class Standing:
     """Answers that are worked out anew while the last ones stand: for what takes long of a run that grows."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[Hashable, tuple[int, float, Any]] = {}
-        self._tasks: dict[Hashable, tuple[int, Future[Any]]] = {}
+        self._last: dict[Hashable, _Last] = {}
+        self._tasks: dict[Hashable, Future[_Last]] = {}
 
     def get(self, question: Hashable, generation: int, find: Callable[[], _Answer]) -> _Answer | Pending:
         """The last answer, perhaps of an earlier generation. What `find` raises is raised once, then tried again."""
+
+        def work() -> _Last:
+            begin = time.monotonic()
+            answer = find()
+            return _Last(generation, time.monotonic(), time.monotonic() - begin, answer)
+
         with self._lock:
-            begun = self._tasks.get(question)
-            if begun is not None and begun[1].done():
-                del self._tasks[question]
-                self._last[question] = (begun[0], time.monotonic(), begun[1].result())
-                begun = None
+            task = self._tasks.get(question)
+            if task is not None and task.done():
+                task = self._tasks.pop(question)
+                self._last[question] = task.result()
+                task = None
             last = self._last.get(question)
-            old = last is None or (last[0] != generation and time.monotonic() - last[1] > _STANDING_S)
-            if begun is None and old:
-                self._tasks[question] = (generation, _WORKERS.submit(find))
+            if task is None and (last is None or self._is_old(last, generation)):
+                self._tasks[question] = _WORKERS.submit(work)
         if last is None:
             return PENDING
-        answer: _Answer = last[2]
-        return answer
+        found: _Answer = last.answer
+        return found
+
+    def _is_old(self, last: _Last, generation: int) -> bool:
+        rest = max(_STANDING_S, 2 * _REST * last.took)
+        return last.generation != generation and time.monotonic() - last.found > rest
 
 
 class Book:

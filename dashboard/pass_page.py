@@ -238,7 +238,7 @@ def why(desk: Desk) -> Component:
     for place in told:
         held = held_words(place)
         behind = "first in the queue" if place.against is None else against_words(place.against)
-        known = match_words(place.matched, place.origin)
+        known = match_words(place)
         lines = [flip_words(flip) for flip in (*place.flips, *place.ahead)]
         rows.append(
             [
