@@ -29,6 +29,8 @@ CHROMIUM = os.environ.get("SCHEDSCOPE_CHROMIUM") or shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TARGETS = {"first paint, s": 2.0, "interaction p95, ms": 300.0, "server memory, MB": 1000.0}
 READERS = 20
+REST_MS = 300
+"""Between an answer and what a reader does next."""
 
 
 def start(log: Path) -> tuple[subprocess.Popen[str], str]:
@@ -45,9 +47,17 @@ def memory(pid: int) -> tuple[float, float]:
     return tuple(int(facts[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
+LISTEN = """
+() => { for (const kind of ["pointerup", "click", "popstate"])
+    window.addEventListener(kind, () => { window.begun = performance.now(); }, true); }
+"""
+
+
 def answer_ms(page: Any, act: Callable[[], object]) -> float:
-    """From something that a reader does to the charts that show it, as the browser's clock has it."""
-    before = page.evaluate("() => { window.begun = performance.now(); return Number(document.body.dataset.serial) }")
+    """From the end of what a reader does, such as letting go of a button, to the charts that show it."""
+    page.wait_for_function("() => document.body.dataset.rest === '0'")
+    page.wait_for_timeout(REST_MS)
+    before = page.evaluate("() => Number(document.body.dataset.serial)")
     act()
     page.wait_for_function("before => Number(document.body.dataset.serial) > before", arg=before, polling="raf")
     took: float = page.evaluate(
@@ -79,6 +89,7 @@ def measure(url: str, pid: int, repeat: int) -> dict[str, Any]:
             fresh.context.close()
         figures["first paint, s"] = statistics.median(paints)
         figures["first paint, each"] = [round(each, 2) for each in paints]
+        page.evaluate(LISTEN)
         figures["interactions, ms"] = interactions(page, repeat)
         times = [took for each in figures["interactions, ms"].values() for took in each]
         figures["interaction p50, ms"] = statistics.median(times)

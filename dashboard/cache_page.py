@@ -9,8 +9,9 @@ from dash import html
 from dash.development.base_component import Component
 from schedscope.dashboard import figures, overview, parts, words
 from schedscope.dashboard.desk import Desk, Page
+from schedscope.dashboard.examine import Examined
 from schedscope.dashboard.figures import Figure
-from schedscope.dashboard.insight import Examined, examined, finding_row
+from schedscope.dashboard.insight import examined, finding_row
 from schedscope.dashboard.library import Pending
 from schedscope.dashboard.pass_page import number_of
 from schedscope.dashboard.rebuilt import near

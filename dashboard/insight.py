@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 from schedscope.dashboard import parts, words
 from schedscope.dashboard.cursor import Box
 from schedscope.dashboard.desk import Desk
-from schedscope.dashboard.library import Pending, apart
+from schedscope.dashboard.examine import Examined, examine_apart
+from schedscope.dashboard.library import Pending
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.engine.errors import SchedscopeError
-from schedscope.recorder.mirror import mirror_of
-from schedscope.recorder.run import Run
-from schedscope.replay.case import Case
 from schedscope.replay.contrast import Contrast, Difference, contrast, fates
-from schedscope.replay.detect_cache import Repeats
-from schedscope.replay.detect_cache import repeats as repeats_of
-from schedscope.replay.doctor import Examination, examine
+from schedscope.replay.doctor import Examination
 from schedscope.replay.finding import Finding
 from schedscope.replay.palette import SEVERITIES
 
@@ -30,32 +24,9 @@ _FIELDS = 6
 _VALUES = 4
 
 
-class Examined(NamedTuple):
-    """What the doctor says about a run."""
-
-    examination: Examination
-    bounds: Mapping[int, Repeats]
-    """By rank: what of its prompts repeats, and so could be found at most."""
-
-
 def examined(desk: Desk) -> Examined | Pending:
     """What the doctor says about the run. Raises SchedscopeError."""
-    run = desk.book.run
-    if mirror_of(run.path) is not None:
-        # What was fetched of an object store is known to this process.
-        return desk.standing("examined", lambda: _examine(run))
-    return desk.standing("examined", lambda: apart(_examine_at, run.path))
-
-
-def _examine_at(path: Path) -> Examined:
-    return _examine(Run.open(path))
-
-
-def _examine(run: Run) -> Examined:
-    case = Case.of_run(run)
-    found = examine(run, case=case)
-    bounds = {rank: known for rank in case.ranks if (known := repeats_of(case, rank)) is not None}
-    return Examined(found, bounds)
+    return desk.standing("examined", lambda: examine_apart(desk.book.run))
 
 
 def findings(desk: Desk) -> Component:

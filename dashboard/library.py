@@ -8,12 +8,11 @@ time: a slow disk or a slow browser slows nobody else.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,15 +47,6 @@ class Pending:
 
 PENDING = Pending()
 _WORKERS = ThreadPoolExecutor(2, "schedscope-work")
-
-
-def apart(function: Callable[..., _Answer], *arguments: Any) -> _Answer:
-    """What a function gives in a process of its own, which ends with it: its memory is not the server's.
-
-    The function and all it takes and gives have to be picklable.
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 class Answers:

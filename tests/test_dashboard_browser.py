@@ -373,7 +373,7 @@ def _break_columns(path: Path) -> None:
 
 
 BREAKERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "deleted": (_break_nothing, "gone"),
+    "deleted": (_break_nothing, "deleted"),
     "half a manifest": (_break_manifest, "not the manifest"),
     "of a newer version": (_break_newer, "upgrade"),
     "broken columns": (_break_columns, "steps.parquet"),
