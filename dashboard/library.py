@@ -184,19 +184,39 @@ class Library:
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
         self._lock = threading.Lock()
         self.standing = Standing()
-        self._listed: tuple[float, list[RunInfo]] = (-1e9, [])
+        self._listed: tuple[float, list[RunInfo]] | None = None
+        """When it was made, on the monotonic clock."""
         self._list_lock = threading.Lock()
 
-    def runs(self) -> list[RunInfo]:
-        """All of them, newest first; up to some seconds old. Raises UsageError, StoreError."""
+    def runs(self, *, fresh: bool = False) -> list[RunInfo]:
+        """All of them, newest first; some seconds old, unless they have to be fresh. Raises UsageError, StoreError."""
+        known = self._listed
+        if fresh or known is None or not known[1]:
+            return self._list()
+        if time.monotonic() - known[0] > _LISTED_S and self._list_lock.acquire(blocking=False):
+            # A long list takes long: nobody waits for it but who asks for it alone.
+            self._list_lock.release()
+            _WORKERS.submit(self._list_again)
+        return known[1]
+
+    def _list_again(self) -> None:
+        try:
+            self._list()
+        except SchedscopeError as error:
+            # The last list stands, and who asks for a fresh one is told.
+            _LOG.warning("%s", error)
+
+    def _list(self) -> list[RunInfo]:
+        asked = time.monotonic()
         with self._list_lock:
-            when, found = self._listed
-            if time.monotonic() - when > _LISTED_S:
-                found = find_runs(self.log)
-                if self._given is not None and all(info.path != self._given for info in found):
-                    found = [*(info for info in find_runs(self._given.parent) if info.path == self._given), *found]
-                self._listed = (time.monotonic(), found)
-        return found
+            if self._listed is not None and self._listed[0] > asked:
+                return self._listed[1]
+            begun = time.monotonic()
+            found = find_runs(self.log)
+            if self._given is not None and all(info.path != self._given for info in found):
+                found = [*(info for info in find_runs(self._given.parent) if info.path == self._given), *found]
+            self._listed = (begun, found)
+            return found
 
     def default(self) -> str:
         """The run that was given, else the newest in which anything was recorded. Raises RunNotFoundError."""
@@ -212,9 +232,10 @@ class Library:
         """Where a run is. Only names that were listed lead anywhere. Raises RunNotFoundError."""
         if self._given is not None and name == self._given.name:
             return self._given
-        for info in self.runs():
-            if info.path.name == name:
-                return info.path
+        for fresh in (False, True):
+            for info in self.runs(fresh=fresh):
+                if info.path.name == name:
+                    return info.path
         raise RunNotFoundError(f"there is no run {name!r} in {self.log}: it was deleted, or never was there")
 
     def book(self, name: str | None = None) -> Book:

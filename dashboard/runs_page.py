@@ -16,7 +16,7 @@ from schedscope.recorder.store import shown_url
 
 def layout(library: Library, cursor: Cursor) -> list[Component]:
     """The list, newest first. Raises UsageError, StoreError."""
-    found = library.runs()
+    found = library.runs(fresh=True)
     where = shown_url(str(library.log))
     if not found:
         return [
