@@ -177,7 +177,8 @@ def line(
         "hovertemplate": f"%{{y:{form}}}",
     }
     if alone:
-        trace["marker"] = {"size": [4 if place in alone else 0 for place in range(len(values))], "color": shade}
+        sizes = [5 if place in alone else 0 for place in range(len(values))]
+        trace["marker"] = {"size": sizes, "color": shade, "line": {"width": 0}}
     if fill and None not in values:
         trace |= {"fill": "tozeroy", "fillcolor": faint(shade, 0.18)}
     if stack is not None:

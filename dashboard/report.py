@@ -21,6 +21,7 @@ from schedscope.dashboard.library import Pending
 from schedscope.dashboard.static import to_html
 from schedscope.engine.errors import SchedscopeError
 from schedscope.recorder.manifest import own_version
+from schedscope.replay.finding import plural
 
 _PASSES = 6
 _REQUESTS = 4
@@ -123,7 +124,12 @@ def _head(desk: Desk) -> Component:
         ("Recorded", f"{manifest.created}, {desk.book.status}, level {extent.level}"),
         ("Command", " ".join(manifest.command or []) or words.NOTHING),
         ("Time", f"{words.clock(begin, 0.1)} to {words.clock(end, 0.1)} from the first step"),
-        ("Holds", f"{extent.passes:,} passes and {extent.requests:,} requests of {len(extent.ranks)} ranks"),
+        (
+            "Holds",
+            ", ".join(
+                [plural(extent.passes, "pass"), plural(extent.requests, "request"), plural(len(extent.ranks), "rank")]
+            ),
+        ),
         ("Made by", f"schedscope {own_version()}"),
     )
     listed = [part for name, value in facts for part in (html.Dt(name), html.Dd(words.name(value, 400)))]
