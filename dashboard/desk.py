@@ -68,7 +68,7 @@ class Desk:
         """The same for what may be a little behind a run that is being recorded."""
         if self.patient:
             return self.once(question, find)
-        key = (self.book.name, self.timeline.extent.first_ns, question)
+        key = (self.book.name, self.book.run.manifest.created, question)
         return self.library.standing.get(key, self.book.generation, find)
 
     def load(self) -> dict[str, Any]:
