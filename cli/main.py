@@ -24,6 +24,11 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Find what makes a run's requests wait, what it costs, and what to try."),
     "explain": ("explain:app", "Say why a request waited, or why a pass came out as it did."),
     "tui": ("tui:tui", "Walk through a run in the terminal and ask why."),
+    "dashboard": (
+        "dashboard:dashboard",
+        "Show runs in a browser: hit rate and TTFT over time, down to every decision.",
+    ),
+    "report": ("report:report", "Write a run down as one HTML file: charts, findings and their evidence."),
     "query": ("query:query", "Ask a run anything in SQL."),
     "scenario": ("scenario:app", "Run and check hand-written scheduling scenarios."),
     "runs": ("runs:runs", "List recorded runs."),
@@ -34,10 +39,12 @@ for _name, (_target, _help) in COMMANDS.items():
     app.command(f"schedscope.cli.{_target}", name=_name, help=_help)
 
 USAGE = 2
-EXTRAS = dict.fromkeys(
-    ("h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"), "engine"
-) | {"textual": "tui"}
-"""Packages, and the extra that brings them."""
+EXTRAS = {
+    "engine": {"h11", "httpx", "numpy", "starlette", "tokenizers", "torch", "transformers", "uvicorn"},
+    "tui": {"textual"},
+    "dashboard": {"dash", "flask", "waitress", "werkzeug"},
+}
+"""What the extras bring."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -63,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        if extra is None:
             raise
-        print(f"schedscope: this command needs {package}: pip install 'schedscope[{EXTRAS[package]}]'", file=sys.stderr)
+        print(f"schedscope: this command needs {package}: pip install 'schedscope[{extra}]'", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,6 +1,6 @@
 """Makes the pictures in docs/images from real commands: python docs/make_images.py
 
-Each picture is what a terminal shows, colours included.
+Each picture is what a terminal shows, colours included; those of the dashboard are what a browser shows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -63,9 +64,64 @@ def interesting_pass(demo: str) -> str:
     return line.split("replay pass ")[1].split()[0]
 
 
+def dashboard() -> None:
+    """Photograph the dashboard over a simulated run."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from browser import Reader, browsing, served
+    from scenes import record_busy
+
+    with tempfile.TemporaryDirectory() as folder, browsing() as browser:
+        run = record_busy(Path(folder), "busy")
+        with served(Path(folder)) as url:
+            reader = Reader(browser, url, width=1360, height=1180)
+
+            def shoot(name: str, path: str, *, dark: bool = False, top: str | None = None, height: int = 1180) -> None:
+                reader.open(f"{path}{'&' if '?' in path else '?'}run={run.name}")
+                if dark:
+                    reader.follow("#theme")
+                    reader.settled()
+                reader.page.set_viewport_size({"width": 1360, "height": height})
+                if top is not None:
+                    reader.page.locator(top).scroll_into_view_if_needed()
+                    reader.page.evaluate(
+                        "top => window.scrollBy(0, document.querySelector(top).getBoundingClientRect().top - 68)", top
+                    )
+                reader.page.wait_for_timeout(500)
+                file = IMAGES / f"dashboard-{name}.png"
+                reader.page.screenshot(path=file)
+                print(file)
+                if dark:
+                    reader.follow("#theme")
+
+            shoot("overview", "/?at=1034000000000")
+            shoot("box", "/?box=1028000000000,1042000000000,1,20", top="#card-heat", height=560)
+            number = busiest(run)
+            shoot("pass", f"/pass?pass={number}&policy=hrrn", height=1500)
+            shoot("request", f"/request?rid={slowest(reader, run)}", height=1500)
+            shoot("cache", f"/cache?pass={number}", dark=True, height=900)
+            reader.close()
+
+
+def slowest(reader: Any, run: Path) -> str:
+    """The request that waited longest."""
+    reader.open(f"/?run={run.name}")
+    name: str = reader.page.locator("#slowest-table a.rid").first.inner_text()
+    return name
+
+
+def busiest(run: Path) -> int:
+    """The pass with the longest queue of those that admitted some and had no memory for others."""
+    query = "SELECT pass FROM passes WHERE admitted > 1 AND stop = 'NO_TOKEN' ORDER BY queue_len DESC, pass LIMIT 1"
+    number: int = Run.open(run).connect(["passes"]).execute(query).fetchall()[0][0]
+    return number
+
+
 def main() -> None:
     """Draw all pictures."""
     IMAGES.mkdir(exist_ok=True)
+    dashboard()
+    if sys.argv[1:] == ["dashboard"]:
+        return
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
         demo = schedscope("demo", cwd=cwd)

@@ -26,6 +26,7 @@ REFUSALS = {
     Reason.CHUNK_TOO_SMALL: "{have} tokens left in the chunk are less than one piece",
     Reason.CHUNK_BUDGET: "no chunk budget left",
     Reason.DELAYED: "the prefill delayer says wait",
+    Reason.UNKNOWN: "the server did not say why",
 }
 ENDINGS = {
     Reason.TOTAL_SPENT: "memory and output reserves are spent",
@@ -84,16 +85,16 @@ def stop_words(plan: Plan) -> str:
     if plan.gate is not None:
         return GATES[plan.gate]
     assert plan.admission is not None
-    return stop_sentence(plan.admission.stop, plan.admission.verdicts)
+    return ending_words(plan.admission.stop, plan.admission.verdicts)
 
 
-def stop_sentence(stop: str, verdicts: Sequence[Verdict]) -> str:
-    """The same of a pass whose admission loop was ended by `stop` after these verdicts."""
-    if stop in STOPS:
-        return STOPS[stop]
+def ending_words(stop: str, verdicts: Sequence[Verdict]) -> str:
+    """Why a pass stopped behind these verdicts."""
+    if stop in STOPS or not verdicts:
+        return STOPS.get(stop, stop)
     last = verdicts[-1]
     if last.admitted:
-        return f"{ENDINGS[last.reason]} behind {printable(last.rid)}"
+        return f"{ENDINGS.get(last.reason, stop)} behind {printable(last.rid)}"
     return f"{printable(last.rid)} was {verdict_words(last)}"
 
 

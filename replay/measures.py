@@ -77,7 +77,8 @@ FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
 
 _ENDED = """
 CREATE TABLE ended AS SELECT rank, rid, prompt_tokens, output_tokens, cached_tokens, max_new_tokens, priority,
-    arrive_ns, queue_ns, admit_ns, first_token_ns, finish_ns, retractions, preemptions, end_reason, true AS ended
+    routing_key, arrive_ns, queue_ns, admit_ns, first_token_ns, finish_ns, retractions, preemptions, end_reason,
+    true AS ended
 FROM requests
 """
 
@@ -105,6 +106,7 @@ SELECT rank, rid, max(tokens) FILTER (kind = 'arrive') AS prompt_tokens, NULL::B
     coalesce(arg_min(tokens, seq) FILTER (kind = 'admit'), 0) AS cached_tokens,
     max((detail->>'max_new_tokens')::BIGINT) FILTER (kind = 'arrive') AS max_new_tokens,
     max((detail->>'priority')::BIGINT) FILTER (kind = 'arrive') AS priority,
+    max(detail->>'routing_key') FILTER (kind = 'arrive') AS routing_key,
     min(ns) FILTER (kind = 'arrive') AS arrive_ns, min(ns) FILTER (kind = 'queue') AS queue_ns,
     min(ns) FILTER (kind = 'admit') AS admit_ns, min(end_ns) FILTER (kind = 'first_token') AS first_token_ns,
     NULL::BIGINT AS finish_ns, count(*) FILTER (kind = 'retract')::INTEGER AS retractions,

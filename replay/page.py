@@ -16,7 +16,7 @@ from schedscope.engine.decision import Plan
 from schedscope.engine.ordering import POLICIES
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.rows import key_fields
-from schedscope.replay.describe import key_value, stop_sentence
+from schedscope.replay.describe import ending_words, key_value
 from schedscope.replay.moment import Moment
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -121,7 +121,7 @@ class Page:
     @property
     def end(self) -> str:
         """Why it ended where it did, in one sentence."""
-        return stop_sentence(self.facts.stop, self.verdicts)
+        return ending_words(self.facts.stop, self.verdicts)
 
     def left_before(self, place: int) -> Remaining:
         """The budgets when the request at a place was looked at, or would have been."""

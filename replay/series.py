@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
@@ -138,7 +139,44 @@ class Anomaly(NamedTuple):
     """The request that it is about; None: not about one."""
 
 
-Share = Literal["refused", "delayer", "gate", "policy", "stop"]
+class Turn(NamedTuple):
+    """What a rank did at a moment."""
+
+    rank: int
+    step: int
+    begin_ns: int
+    end_ns: int
+    kind: str
+    gate: str | None
+    pass_number: int | None
+    """The pass of this step, or the last one before it; None: there is none."""
+    queue_len: int
+    running: int
+    admitted: int | None
+    """Of the pass, if it was in this step."""
+    stop: str | None
+    policy: str | None
+    """The active one, with the reason of a fallback in brackets."""
+
+
+class Served(NamedTuple):
+    """A request that got its first token."""
+
+    rank: int
+    rid: str
+    arrive_ns: int
+    first_token_ns: int
+    ttft_s: float
+    waited_s: float | None
+    prefill_s: float | None
+    scheduling_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    priority: int | None
+    routing_key: str | None
+
+
+Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
 
 _MOST = 300
@@ -165,12 +203,13 @@ class Timeline:
         Args:
             last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
                 that came before and have not ended are left out. None: all of it; some seconds per million requests.
-            memory_mb: what it may take of memory; what is more goes to temporary files. None: most of it.
+            memory_mb: what this and all questions may take; the rest goes to temporary files. None: there is no limit.
         """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
         if memory_mb is not None:
-            connection.execute(f"SET temp_directory = '{tempfile.gettempdir()}'; SET memory_limit = '{memory_mb}MB'")
+            connection.execute(f"SET memory_limit = '{memory_mb}MB'")
+            connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
             connection.execute("SET threads = 2; SET preserve_insertion_order = false")
         if last_s is not None:
             _narrow(connection, int(last_s * 1e9))
@@ -323,8 +362,8 @@ class Timeline:
 
         - `refused`: why requests that a pass looked at were not admitted; `count` (requests), `tokens` (of their
           prompts, not cached). Needs recorded decisions.
-        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `policy`: the active policy, with the
-          reason of a fallback in brackets; `count` (passes).
+        - `stop`: what ended passes; `delayer`: verdicts of the prefill delayer; `prefillable`: which ranks could
+          prefill as it saw it; `policy`: the active policy, with a fallback's reason in brackets; `count` (passes).
         - `gate`: what ended steps before a pass; `count` (steps), `seconds` (from their begin to their end).
 
         Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).
@@ -474,6 +513,55 @@ class Timeline:
         )
         return tuple(Found(*row.values()) for row in rows.to_pylist())
 
+    def turns_at(self, ns: int, rank: int | None = None) -> tuple[Turn, ...]:
+        """What each rank, or one, did at a moment: the last step that had begun."""
+        rows = self._ask(
+            f"""
+            WITH last AS (
+                SELECT rank, max(step) AS step, max(pass) AS pass FROM turns
+                WHERE ns <= $ns AND ($rank IS NULL OR rank = $rank) GROUP BY rank
+            )
+            SELECT t.rank, t.step, t.ns, t.end_ns, t.kind, t.gate, l.pass, t.queue_len, t.running,
+                CASE WHEN t.pass IS NOT NULL THEN t.admitted END, t.stop, {_POLICY}
+            FROM last l JOIN turns t ON t.rank = l.rank AND t.step = l.step ORDER BY t.rank
+            """,
+            {"ns": ns, "rank": rank},
+        )
+        return tuple(Turn(*row.values()) for row in rows.to_pylist())
+
+    def pass_times(self, rank: int, first: int, last: int) -> dict[int, int]:
+        """When passes of a rank began, by number, both ends included."""
+        found = self._ask("SELECT pass, ns FROM turns WHERE rank = ? AND pass BETWEEN ? AND ?", [rank, first, last])
+        return dict(zip(found["pass"].to_pylist(), found["ns"].to_pylist(), strict=True))
+
+    def request(self, rid: str, rank: int | None = None) -> dict[str, Any] | None:
+        """The times of a request, as `schedscope.replay.measures` has them; of several of its name the last one's."""
+        rows = self._ask(
+            "SELECT * FROM measured WHERE rid = $rid AND ($rank IS NULL OR rank = $rank) "
+            "ORDER BY arrive_ns DESC LIMIT 1",
+            {"rid": rid, "rank": rank},
+        ).to_pylist()
+        return rows[0] if rows else None
+
+    def slowest(
+        self, window: Window, *, most: int = 12, low_s: float = 0.0, high_s: float = math.inf
+    ) -> tuple[Served, ...]:
+        """Requests whose first token came in a window, those that waited longest for it first.
+
+        Args:
+            low_s: only those that waited at least so long, and not longer than `high_s`.
+        """
+        rows = self._ask(
+            f"""
+            SELECT rank, rid, arrive_ns, first_token_ns, ttft_ns / 1e9, waited_ns / 1e9, prefill_ns / 1e9,
+                scheduling_ns / 1e9, prompt_tokens, cached_tokens, priority, routing_key
+            FROM measured WHERE {_within("first_token_ns")} AND ttft_ns BETWEEN $low AND $high
+            ORDER BY ttft_ns DESC, rank, rid LIMIT $most
+            """,
+            {**_values(window), "most": most, "low": low_s * 1e9, "high": high_s * 1e9},
+        )
+        return tuple(Served(*row.values()) for row in rows.to_pylist())
+
     def request_parts(self) -> pa.Table:
         """The times of all requests, by arrival; see `schedscope.replay.measures`.
 
@@ -485,6 +573,22 @@ class Timeline:
             "scheduling_ns FROM measured ORDER BY arrive_ns, rank, rid",
             [],
         )
+
+    def ask(self, sql: str, values: dict[str, Any], **tables: pa.Table) -> pa.Table:
+        """Any question about the tables of `schedscope.replay.measures`, with `$name` for values.
+
+        Args:
+            tables: more tables that it may name.
+        """
+        values = {name: value for name, value in values.items() if f"${name}" in sql}
+        with self._lock:
+            for name, table in tables.items():
+                self._connection.register(name, table)
+            try:
+                return self._connection.sql(sql, params=values).to_arrow_table()
+            finally:
+                for name in tables:
+                    self._connection.unregister(name)
 
     def _ask(self, sql: str, values: Sequence[Any] | dict[str, Any]) -> pa.Table:
         if isinstance(values, dict):
@@ -504,6 +608,7 @@ _SHARES: dict[Share, tuple[str, str, str, str]] = {
         "NULL::BIGINT",
         "NULL::DOUBLE",
     ),
+    "prefillable": ("turns", "delayer_estimation", "NULL::BIGINT", "NULL::DOUBLE"),
     "policy": ("turns", _POLICY, "NULL::BIGINT", "NULL::DOUBLE"),
     "gate": ("turns", "gate", "NULL::BIGINT", "sum(end_ns - ns) / 1e9"),
 }
@@ -610,6 +715,16 @@ def _narrow(connection: duckdb.DuckDBPyConnection, last_ns: int) -> None:
     for table, condition in within.items():
         connection.execute(f"CREATE VIEW recent.{table} AS SELECT * FROM main.{table} WHERE {condition}")
     connection.execute("SET search_path = 'recent,main'")
+
+
+def total(load: pa.Table) -> dict[str, Any]:
+    """What `Timeline.load` gives, of all its buckets together: nothing has to be asked for again."""
+    found: dict[str, Any] = {}
+    for name in load.column_names:
+        if name not in {"bucket", "rank", "begin_ns", "hit_rate"}:
+            found[name] = (pc.max if name.endswith("_max") else pc.sum)(load[name]).as_py()
+    found["hit_rate"] = found["cached_tokens"] / found["prompt_tokens"] if found["prompt_tokens"] else None
+    return found
 
 
 def _values(window: Window) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("engine", "recorder", "replay", "tui", "cli")
+PACKAGES = ("engine", "recorder", "replay", "tui", "dashboard", "dashboard/assets", "cli")
 
 
 def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
@@ -26,7 +26,20 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "textual", "pyarrow", "duckdb", "numpy", "httpx", "starlette", "yaml")
+    heavy = (
+        "torch",
+        "transformers",
+        "textual",
+        "pyarrow",
+        "duckdb",
+        "numpy",
+        "httpx",
+        "starlette",
+        "yaml",
+        "dash",
+        "plotly",
+        "flask",
+    )
     code = (
         "import sys; from schedscope.cli.main import main; main(['--help']); "
         f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"

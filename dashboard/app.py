@@ -1,0 +1,390 @@
+"""The dashboard: its shell, its routes, and the two questions that a browser asks.
+
+A view is a URL. `show` draws the page of a URL; `fill` draws its panels again when only the query changed, or when the
+run has grown. The browser (assets/view.js) never has more than one of them under way.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import flask
+from dash import ALL, ClientsideFunction, Dash, Input, Output, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+from schedscope.dashboard import (
+    cache_page,
+    compare_page,
+    figures,
+    overview,
+    parts,
+    pass_page,
+    ranks_page,
+    request_page,
+    runs_page,
+    words,
+)
+from schedscope.dashboard.cursor import Cursor
+from schedscope.dashboard.desk import Desk, Page
+from schedscope.dashboard.guard import protect
+from schedscope.dashboard.library import Book, Library
+from schedscope.dashboard.metrics import CONTENT_TYPE, exposition
+from schedscope.dashboard.report import make_report
+from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
+
+PAGES = (overview.PAGE, pass_page.PAGE, request_page.PAGE, cache_page.PAGE, ranks_page.PAGE, compare_page.PAGE)
+_LOG = logging.getLogger(__name__)
+_LASTS = (("1 min", 60), ("5 min", 300), ("15 min", 900), ("1 h", 3600))
+_THEME = (
+    "document.documentElement.dataset.theme=localStorage.getItem('theme')||"
+    "(matchMedia('(prefers-color-scheme: dark)').matches?'dark':'light')"
+)
+_INDEX = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+{{%metas%}}
+<title>{{%title%}}</title>
+<link rel="preload" as="script" href="{{PLOTLY}}">
+<script>{_THEME}</script>
+{{%favicon%}}
+{{%css%}}
+</head>
+<body>
+{{%app_entry%}}
+<noscript>The dashboard needs JavaScript.</noscript>
+<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+</body>
+</html>"""
+_PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
+
+
+class Wanted(NamedTuple):
+    """What a browser asks for."""
+
+    path: str
+    cursor: Cursor
+    generation: int
+    """Of the run it has seen; 0: draw whatever it is."""
+    only: tuple[str, ...] = ()
+    """Names of the panels that it waits for; empty: all."""
+    bar: bool = True
+    """And for what stands above them."""
+
+    @classmethod
+    def parse(cls, given: dict[str, Any]) -> Wanted:
+        """Raises UsageError."""
+        cursor = Cursor.parse(str(given.get("search", "")))
+        if given.get("theme") in ("dark", "light"):
+            cursor = replace(cursor, theme=given["theme"])
+        only = tuple(str(name) for name in given.get("only") or ())
+        generation = int(given.get("generation") or 0)
+        return cls(str(given.get("path", "/")), cursor, generation, only, bool(given.get("bar", True)))
+
+
+def make_app(library: Library, token: str | None = None) -> Dash:
+    """The dashboard over a library, ready to be served.
+
+    Args:
+        token: what a browser has to show; None: it is for this machine only.
+    """
+    app = Dash(
+        __name__,
+        title="schedscope",
+        update_title=None,
+        serve_locally=True,
+        compress=False,
+        enable_mcp=False,
+        add_log_handler=False,
+        suppress_callback_exceptions=True,
+        index_string=_INDEX.replace("{PLOTLY}", _PLOTLY),
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )
+    app.layout = _shell()
+    _ask(app, library)
+    server: flask.Flask = app.server
+    protect(server, token)
+    _headers(app, server)
+    _more_routes(server, library)
+    server.add_url_rule("/healthz", "healthz", lambda: flask.Response("ok\n", mimetype="text/plain"))
+    return app
+
+
+def _headers(app: Dash, server: flask.Flask) -> None:
+    digest = base64.b64encode(hashlib.sha256(_THEME.encode()).digest()).decode()
+    # What is inline is known beforehand: nothing that a client sent is ever run, whatever a page made of it.
+    scripts = " ".join(["'self'", *app.csp_hashes(), f"'sha256-{digest}'"])
+    policy = (
+        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+    @server.after_request
+    def add(response: flask.Response) -> flask.Response:
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "same-origin"
+        return response
+
+
+def _more_routes(server: flask.Flask, library: Library) -> None:
+    """What is not for looking at in a browser."""
+
+    def reply(make: Callable[[], flask.Response]) -> flask.Response:
+        try:
+            return make()
+        except UsageError as error:
+            return flask.Response(f"{error}\n", 400, mimetype="text/plain")
+        except SchedscopeError as error:
+            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+
+    def metrics() -> flask.Response:
+        text = exposition(library.book(flask.request.args.get("run")))
+        return flask.Response(text, content_type=CONTENT_TYPE)
+
+    def report() -> flask.Response:
+        cursor = Cursor.parse(flask.request.query_string.decode())
+        desk = _desk(library, Wanted("/", cursor, 0))
+        response = flask.Response(make_report(desk), mimetype="text/html")
+        response.headers["Content-Disposition"] = f'attachment; filename="{desk.book.name}.html"'
+        return response
+
+    server.add_url_rule("/metrics", "metrics", lambda: reply(metrics))
+    server.add_url_rule("/report.html", "report", lambda: reply(report))
+
+
+# ---- the shell ---------------------------------------------------------------------------------------------------
+
+
+def _shell() -> Component:
+    links = [html.A(page.title, href=page.path, **{"data-page": page.path}) for page in (*PAGES, runs_page.PAGE)]
+    return html.Div(
+        [
+            dcc.Store(id="want-page"),
+            dcc.Store(id="want-panels"),
+            dcc.Store(id="shown"),
+            dcc.Store(id="filled"),
+            dcc.Store(id="noted"),
+            html.A("Skip to the page", href="#page", className="skip", **{"data-native": "1"}),
+            html.H1("schedscope", className="unseen"),
+            html.Header(
+                [
+                    html.A(["sched", html.B("scope")], href="/", className="brand", **{"data-page": "/"}),
+                    html.Nav(links, **{"aria-label": "Views"}),
+                    html.Div(
+                        [
+                            html.Div(**{"data-search": "Request id, or number of a pass"}),
+                            html.Button("Copy link", id="copy", title="Copy the URL of exactly this view"),
+                            html.Button(
+                                "Theme",
+                                id="theme",
+                                title="Dark or light",
+                                **{"aria-label": "Switch between dark and light"},
+                            ),
+                        ],
+                        className="tools",
+                    ),
+                ],
+                className="top",
+            ),
+            html.Div(id="bar", className="bar"),
+            html.Div(id="offline", className="notice bad", hidden=True, role="alert"),
+            html.Div(id="notice"),
+            html.Main(parts.working("Opening the run…"), id="page", tabIndex=-1),
+        ],
+        id="shell",
+    )
+
+
+def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]:
+    """Run, status, rank and time."""
+    try:
+        names = [info.path.name for info in library.runs()]
+    except SchedscopeError:
+        names = []
+    current = desk.book.name if desk is not None else cursor.run
+    if current is not None and current not in names:
+        names.insert(0, current)
+    shown = [parts.select("Run", "run", [(words.name(name, 60), name) for name in names], current or "")]
+    if desk is None:
+        return shown
+    extent, window = desk.timeline.extent, desk.window()
+    status = desk.book.status
+    shown.append(
+        html.Span(
+            [html.I(**{"aria-hidden": "true"}), "live" if desk.book.live else status], className=f"status {status}"
+        )
+    )
+    if len(extent.ranks) > 1:
+        ranks = [("all ranks", "")] + [(f"rank {each.rank}", str(each.rank)) for each in extent.ranks]
+        shown.append(parts.select("Rank", "rank", ranks, "" if cursor.rank is None else str(cursor.rank)))
+    step = max((window.end_ns - window.begin_ns) / 1e9 / 1000, 0.001)
+    begin, end = ((ns - extent.first_ns) / 1e9 for ns in (window.begin_ns, window.end_ns))
+    whole = cursor.begin_ns is None and cursor.end_ns is None and cursor.last_s is None
+    shown.append(
+        html.Div(
+            [
+                html.Span(f"{words.clock(begin, step)} – {words.clock(end, step)}", className="when"),
+                html.Span(words.seconds(end - begin), className="quiet"),
+                *(
+                    html.Button(label, **{"data-last": str(lasts), "aria-pressed": str(cursor.last_s == lasts).lower()})
+                    for label, lasts in _LASTS
+                    if lasts * 1e9 < extent.last_ns - extent.first_ns
+                ),
+                html.Button("Whole run", **{"data-last": "", "aria-pressed": str(whole).lower()}),
+            ],
+            className="time",
+        )
+    )
+    shown.append(
+        html.A(
+            "Report",
+            href=cursor.href("/report.html"),
+            className="action",
+            download=f"{desk.book.name}.html",
+            title="What is looked at, as one file",
+        )
+    )
+    return shown
+
+
+# ---- questions ---------------------------------------------------------------------------------------------------
+
+
+def _ask(app: Dash, library: Library) -> None:
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("page", "children"),
+        Output("bar", "children"),
+        Output("notice", "children"),
+        Output("shown", "data"),
+        Input("want-page", "data"),
+        prevent_initial_call=True,
+    )
+    def show(given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        cursor = Cursor()
+        try:
+            wanted = Wanted.parse(given)
+            cursor = wanted.cursor
+            if wanted.path == runs_page.PAGE.path:
+                return runs_page.layout(library, cursor), _bar(None, library, cursor), "", _done(given, None, "Runs")
+            page = _page(wanted.path)
+            desk = _desk(library, wanted)
+            rest: list[str] = []
+
+            def first(name: str) -> Any:
+                if not page.first or name in page.first:
+                    return _draw(page, desk, name)
+                rest.append(name)
+                return figures.blank(desk.theme, "") if name in page.charts else ""
+
+            drawn = page.layout(desk, first)
+            done = {**_done(given, desk, page.title), "rest": rest}
+            return drawn, _bar(desk, library, desk.cursor), "", done
+        except Exception as error:
+            return _failed(error), _bar(None, library, cursor), "", _done(given, None, "Error")
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output({"chart": ALL}, "figure"),
+        Output({"part": ALL}, "children"),
+        Output("bar", "children", allow_duplicate=True),
+        Output("notice", "children", allow_duplicate=True),
+        Output("filled", "data"),
+        Input("want-panels", "data"),
+        prevent_initial_call=True,
+    )
+    def fill(given: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        charts, texts = ([each["id"] for each in group] for group in ctx.outputs_list[:2])
+        nothing = [no_update] * len(charts), [no_update] * len(texts)
+        try:
+            wanted = Wanted.parse(given)
+            page = _page(wanted.path)
+            desk = _desk(library, wanted)
+            done = _done(given, desk, page.title)
+            if wanted.generation == desk.book.generation:
+                return *nothing, no_update, no_update, {**done, "rest": []}
+
+            def redrawn(name: str) -> Any:
+                return no_update if wanted.only and name not in wanted.only else _draw(page, desk, name)
+
+            figures = [redrawn(each["chart"]) for each in charts]
+            others = [redrawn(each["part"]) for each in texts]
+            bar = _bar(desk, library, desk.cursor) if wanted.bar else no_update
+            return figures, others, bar, "", done
+        except Exception as error:
+            return *nothing, no_update, _failed(error), _done(given, None, "Error")
+
+    for store in ("shown", "filled"):
+        app.clientside_callback(
+            ClientsideFunction("view", "done"),
+            Output("noted", "data", allow_duplicate=True),
+            Input(store, "data"),
+            prevent_initial_call="initial_duplicate",
+        )
+
+
+def _page(path: str) -> Page:
+    for page in PAGES:
+        if page.path == path:
+            return page
+    raise RunNotFoundError(f"there is no page {path[:60]!r}; there are: {', '.join(page.path for page in PAGES)}")
+
+
+def _desk(library: Library, wanted: Wanted) -> Desk:
+    book: Book = library.book(wanted.cursor.run)
+    desk = Desk(library, book, replace(wanted.cursor, run=book.name))
+    desk.window()
+    return desk
+
+
+def _draw(page: Page, desk: Desk, name: str) -> Any:
+    """A panel; one that can't be drawn says so in its own place, and the others stay."""
+    try:
+        return (page.charts.get(name) or page.parts[name])(desk)
+    except Exception as error:
+        if not isinstance(error, SchedscopeError):
+            _LOG.exception("a panel could not be drawn: %s", name)
+        if name in page.charts:
+            return figures.blank(desk.theme, words.name(str(error), 120))
+        return _failed(error)
+
+
+def _done(given: Any, desk: Desk | None, title: str) -> dict[str, Any]:
+    serial = given.get("serial", 0) if isinstance(given, dict) else 0
+    if desk is None:
+        return {"serial": serial, "generation": 0, "live": False, "title": title, "run": None}
+    return {
+        "serial": serial,
+        "generation": desk.book.generation,
+        "live": desk.book.live,
+        "title": f"{title} · {desk.book.name}",
+        "run": desk.book.name,
+        "origin": str(desk.timeline.extent.first_ns),
+        "window": [str(desk.window().begin_ns), str(desk.window().end_ns)],
+    }
+
+
+_WHAT_TO_DO: dict[type[SchedscopeError], str] = {
+    UsageError: "Something in the address of this view can't be.",
+    RunNotFoundError: "It is not there.",
+}
+
+
+def _failed(error: Exception) -> Component:
+    """An error in words; what is a bug goes to the server's log, too."""
+    runs = parts.link("See which runs there are", "/runs", className="action")
+    over = parts.link("Overview of the newest run", "/", className="action")
+    if isinstance(error, SchedscopeError):
+        title = _WHAT_TO_DO.get(type(error), "This can't be shown.")
+        return parts.notice(title, words.name(str(error), 600), html.Span([runs, over], className="ways"), tone="bad")
+    _LOG.exception("a view could not be drawn", exc_info=error)
+    said = f"{type(error).__name__}: {words.name(str(error), 300)}"
+    return parts.notice(
+        "The dashboard has a bug: this view could not be drawn.",
+        said,
+        "Its server goes on; the whole story is in its log. Please report it.",
+        html.Span([runs, over], className="ways"),
+        tone="bad",
+    )
