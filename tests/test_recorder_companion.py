@@ -382,8 +382,10 @@ def test_a_damaged_ring_is_in_nobodys_way(
     data[8192:] = bytes(len(data) - 8192)
     memory.write_bytes(data)
     with caplog.at_level(logging.WARNING, "schedscope.recorder"):
-        assert salvage() == 0
-    assert "can't be written to disk: no frame starts here" in caplog.text
+        salvage()  # others may have left something, too
+    told = [record.getMessage() for record in caplog.records if str(memory) in record.getMessage()]
+    assert len(told) == 1
+    assert "can't be written to disk: no frame starts here" in told[0]
     assert len(list((run_dir / "rank=0").glob("*.journal"))) == 1, "and nothing half done is left"
     assert Run.open(run_dir).status == "interrupted"
     memory.unlink()
