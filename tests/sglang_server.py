@@ -22,7 +22,7 @@ import pytest
 from patience import until
 
 VERSION = "0.5.23"
-HERE = Path(__file__).parent / "sglang"
+HERE = Path(__file__).parent / "sglang_cpu"
 STUBS = HERE / "stubs"
 ROOT = Path(__file__).parent.parent
 PYTHON_VARIABLE = "SCHEDSCOPE_SGLANG_PYTHON"

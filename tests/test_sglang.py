@@ -113,7 +113,7 @@ def test_killed_in_the_midst_of_its_work_nothing_recorded_is_lost(tmp_path: Path
 @pytest.mark.parametrize("method", ["looked", "computed"] if EVERY else ["looked"])
 def test_an_observer_that_fails_ends_the_recording_and_not_the_server(tmp_path: Path, method: str) -> None:
     folder = tmp_path / "logs"
-    faulty = str(Path(__file__).parent / "sglang" / "faulty")
+    faulty = str(Path(__file__).parent / "sglang_cpu" / "faulty")
     environ = {"SCHEDSCOPE_FAULT": f"{method}:30", "PYTHONPATH": os.pathsep.join((str(STUBS), faulty))}
     with serving(folder, environ=environ) as server:
         assert set(send(server.url, 60)) == {200}
