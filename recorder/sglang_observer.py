@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -608,7 +607,7 @@ def _request(req: Req) -> Request:
     sampling = req.sampling_params
     return Request(
         rid=req.rid,
-        prompt=tokens.encode(array("i", req.origin_input_ids)),
+        prompt=tokens.encode(req.origin_input_ids),
         sampling=SamplingParams(
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
