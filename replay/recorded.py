@@ -6,9 +6,10 @@ import json
 from typing import Any, NamedTuple
 
 from schedscope.engine.budget import Remaining
-from schedscope.engine.verdict import Reason, Result, Verdict
+from schedscope.engine.verdict import Result, Verdict
 from schedscope.recorder.run import Run
 from schedscope.replay.describe import FALLBACKS, ending_words, verdict_words
+from schedscope.replay.page import verdict_of
 
 Row = dict[str, Any]
 
@@ -102,22 +103,5 @@ def place_of(row: Row) -> Place:
         deprioritized=row["deprioritized"],
         partner=row["partner"],
         shared_len=row["shared_len"],
-        verdict=_verdict(row),
-    )
-
-
-def _verdict(row: Row) -> Verdict | None:
-    if row["result"] is None:
-        return None
-    return Verdict(
-        rid=row["rid"],
-        result=Result(row["result"]),
-        reason=Reason(row["reason"]) if row["reason"] is not None else Reason.UNKNOWN,
-        prefix_len=row["admit_prefix_len"] or 0,
-        extend_len=row["extend_len"] if row["admitted"] else None,
-        chunked=row["chunked"],
-        need=row["need"],
-        have=row["have"],
-        remaining=Remaining(row["rem_total"], row["cur_rem"], row["rem_input"], row["rem_chunk"]),
-        preempted=tuple(row["preempted"]),
+        verdict=None if row["result"] is None else verdict_of(row),
     )
