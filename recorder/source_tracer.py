@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
-from schedscope.engine.tracer import Given
+from schedscope.engine.tracer import NOTHING_GIVEN, Given
 from schedscope.recorder.frame import DECIDED
 from schedscope.recorder.hashing import block_size
 from schedscope.recorder.rows import PassFacts, Row, StateFacts, decision_hash, pass_row
@@ -99,8 +98,16 @@ class SourceTracer(RunTracer):
         """The results that were due were taken in."""
         if self._formed is None:
             return
-        now_ns = self._clock_ns()
         (record, state), self._formed = self._formed, None
+        self._put_step(record, state)
+
+    def idle(self, step: int, turns: int, now: float, began_ns: int, state: StateFacts) -> None:
+        """So many turns, from this step on, had nothing to do."""
+        record = StepFacts(step, now, "idle", None, None, began_ns, None, None, (), (), NOTHING_GIVEN)
+        self._put_step(record, state, turns)
+
+    def _put_step(self, record: StepFacts, state: StateFacts, turns: int = 1) -> None:
+        now_ns = self._clock_ns()
         spent, self._spent_ns = self._spent_ns, 0
         row: Row = (
             record.step,
@@ -108,7 +115,7 @@ class SourceTracer(RunTracer):
             record.kind,
             record.gate,
             record.pass_number,
-            1,
+            turns,
             record.now,
             record.begun_ns,
             now_ns,
@@ -122,16 +129,7 @@ class SourceTracer(RunTracer):
             given_text(record.given),
         )
         self._put("steps", row)
-        self._number = record.step + 1
-        self._flush()
-
-    def idle(self, step: int, turns: int, now: float, began_ns: int, state: StateFacts) -> None:
-        """So many turns, from this step on, had nothing to do."""
-        ended_ns = time.monotonic_ns()
-        self._number = step + turns
-        spent, self._spent_ns = self._spent_ns, 0
-        head = (step, self._next_seq(), "idle", None, None, turns, now, began_ns, ended_ns, None, spent)
-        self._put("steps", (*head, *state, 0, None, [], None, None))
+        self._number = record.step + turns
         self._flush()
 
     def hand_over_at_rest(self) -> None:
