@@ -48,8 +48,7 @@ _NOT_RECORDED = "SELECT NULL::INTEGER AS rank, NULL::BIGINT AS step, NULL::BIGIN
 _TURNS = """
 CREATE TABLE turns AS
 WITH evictions AS ({evicted}), computed AS (
-    SELECT rank, committed AS step, least(forward_ns, end_ns - lag(end_ns, 1, 0) OVER (PARTITION BY rank ORDER BY step))
-        AS model_ns
+    SELECT rank, committed AS step, forward_ns AS model_ns
     FROM steps WHERE committed IS NOT NULL AND forward_ns IS NOT NULL
 ), known AS (
     SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.now, s.kind, s.gate, s.count, s.pass, p.stop,
