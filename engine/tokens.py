@@ -19,12 +19,6 @@ assert array("i").itemsize == TOKEN_BYTES
 
 def encode(ids: Iterable[int]) -> bytes:
     """Pack token ids, each in 0..2**31-1. Raises OverflowError for larger or smaller ones."""
-    if isinstance(ids, array) and ids.typecode == "q" and sys.byteorder == "little" and ids:
-        # Half the time of going id by id: the lower halves, if no upper half and no sign says that an id is too large.
-        halves = memoryview(ids).cast("B").cast("i")
-        lower = halves[::2].tobytes()
-        if lower[3::TOKEN_BYTES].isascii() and not halves[1::2].tobytes().strip(b"\0"):
-            return lower
     packed = array("i", ids)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -89,13 +89,12 @@ class SourceTracer(RunTracer):
         self._formed = record, state
         if record.committed is None:
             self.end_step()
-        else:
-            self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
         if record.batch_tokens is not None:
             self._launched_ns[record.step] = self._clock_ns()
 
     def end_step(self) -> None:
-        """The results that were due were taken in."""
+        """The results that were due were taken in. They are handed over with what the next turn decides."""
         if self._formed is None:
             return
         (record, state), self._formed = self._formed, None
@@ -130,10 +129,13 @@ class SourceTracer(RunTracer):
         )
         self._put("steps", row)
         self._number = record.step + turns
+
+    def hand_over(self) -> None:
+        """Hold nothing back: there may be no step for a long time."""
         self._flush()
 
     def hand_over_at_rest(self) -> None:
-        """Between two steps nothing is held back: the next one may not come."""
+        """The same between two steps."""
         if self._is_resting():
             self._flush()
 

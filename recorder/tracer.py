@@ -110,6 +110,10 @@ class RunTracer(Tracer):
 
     # ---- requests and cache --------------------------------------------------------------------------------
 
+    def keeps(self, kind: str) -> bool:
+        """Whether events of that kind are recorded."""
+        return kind in self._kinds
+
     def on_event(self, event: Event) -> None:
         """Note an event, and when a request reached each station."""
         if event.rid is not None:
