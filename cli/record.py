@@ -26,7 +26,7 @@ from schedscope.recorder.hashing import KEY_BYTES
 from schedscope.recorder.hello import Detail, Level, OnFull, Tokens
 from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.options import Durability, Options
-from schedscope.recorder.rank_log import LIMITS, Limits
+from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
@@ -92,19 +92,19 @@ class How:
             raise UsageError("--keep-at-most: at least 1")
         keep = None if self.keep is None else parse_keep(self.keep)
         detail = Detail(level=self.level, sample=self.sample, tokens=self.tokens)
-        return Options(
+        options = Options(
             detail=detail,
             key=self._key(),
             on_full=self.on_full,
             buffer=buffer,
             durability=self.durability,
-            limits=LIMITS if keep is None and not self.keep_when else _SHORT,
             keep=keep,
             triggers=tuple(_watch(text, detail) for text in self.keep_when or ()),
             before_s=self.keep_before,
             after_s=self.keep_after,
             most_kept=self.keep_at_most,
         )
+        return options._replace(limits=_SHORT) if options.is_flight_recorder else options
 
     def _key(self) -> bytes:
         if self.tokens != "hashed":

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from schedscope.engine.tokens import MAX_TOKEN_ID
 from schedscope.engine.budget import Remaining
 from schedscope.engine.chance import RandomState
 from schedscope.engine.config import SchedulerConfig
@@ -25,6 +24,7 @@ from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.live import Live
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import describe_request
+from schedscope.engine.tokens import MAX_TOKEN_ID
 from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
