@@ -89,27 +89,27 @@ def _leave(observer: Any, _: Any, plan: Any, __: Args, ___: Named) -> None:
 
 
 def _sort(observer: Any, args: Args, named: Named) -> None:
-    observer.sorts(_arg(args, named, 1, "waiting_queue"))
+    observer.passes.sorts(_arg(args, named, 1, "waiting_queue"))
 
 
 def _sorted(observer: Any, _: Any, __: Any, args: Args, named: Named) -> None:
-    observer.sorted(_arg(args, named, 1, "waiting_queue"))
+    observer.passes.sorted(_arg(args, named, 1, "waiting_queue"))
 
 
 def _held(observer: Any, _: Any, rids: set[str], __: Args, ___: Named) -> None:
-    observer.held(rids)
+    observer.passes.held(rids)
 
 
 def _budget(observer: Any, _: Any, __: Any, args: Args, ___: Named) -> None:
-    observer.begins(args[0])
+    observer.passes.begins(args[0])
 
 
 def _continued(observer: Any, _: Any, __: Any, args: Args, named: Named) -> None:
-    observer.continued(args[0], _arg(args, named, 1, "req"))
+    observer.passes.continued(args[0], _arg(args, named, 1, "req"))
 
 
 def _looked(observer: Any, _: Any, result: Any, args: Args, named: Named) -> None:
-    observer.looked(args[0], _arg(args, named, 1, "req"), result.name)
+    observer.passes.looked(args[0], _arg(args, named, 1, "req"), result.name)
 
 
 def _running(_: Any, args: Args, __: Named) -> list[Any]:
@@ -118,23 +118,23 @@ def _running(_: Any, args: Args, __: Named) -> list[Any]:
 
 def _preempted(observer: Any, running: list[Any], done: bool, args: Args, _: Named) -> None:
     if done:
-        observer.preempted(running, args[0])
+        observer.passes.preempted(running, args[0])
 
 
 def _admitted(observer: Any, _: Args, __: Named) -> None:
-    observer.admitted()
+    observer.passes.admitted()
 
 
 def _gathered(observer: Any, _: Any, table: Any, __: Args, ___: Named) -> None:
-    observer.gathered(table.tolist())
+    observer.passes.gathered(table.tolist())
 
 
 def _negotiate(observer: Any, args: Args, _: Named) -> Any:
-    return observer.negotiates(args[0])
+    return observer.passes.negotiates(args[0])
 
 
 def _negotiated(observer: Any, found: tuple[float, Any], output: Any, args: Args, named: Named) -> None:
-    observer.negotiated(args[0], *found, _arg(args, named, 2, "token_usage"), output)
+    observer.passes.negotiated(args[0], *found, _arg(args, named, 2, "token_usage"), output)
 
 
 def _retracted(observer: Any, _: Any, result: Any, __: Args, ___: Named) -> None:

@@ -1,0 +1,365 @@
+"""Watches SGLang make a scheduling pass, from the look at the queue to the last verdict.
+
+Methods stand in the order in which a pass calls them, see `schedscope.recorder.sglang_hooks`. Outside of a pass they do
+nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+from schedscope.engine.budget import Remaining
+from schedscope.engine.chance import RandomState
+from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.dedup import Duplicate
+from schedscope.engine.delayer import DelayerState, Negotiation, Report
+from schedscope.engine.verdict import Reason, Result, Verdict
+from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
+from schedscope.recorder.rows import PassFacts, pack_columns
+from schedscope.recorder.source_tracer import SourceTracer
+
+Req = Any
+"""`sglang.srt.managers.schedule_batch.Req`."""
+Batch = Any
+"""`sglang.srt.managers.schedule_batch.ScheduleBatch`."""
+
+_UNHELD = Duplicate(None, 0)
+"""Held back; for whom is not known."""
+_rid = attrgetter("rid")
+_protected = attrgetter("kv.cache_protected_len")
+_allocated = attrgetter("kv.kv_allocated_len")
+
+
+class Entered(NamedTuple):
+    """What a turn found before its pass."""
+
+    batch: Batch
+    batch_is_full: bool
+    chunked: ObservedChunk | None
+    waiting: int
+    running: list[Req]
+    free_rows: int
+
+
+class Pass:
+    """A pass while it is made."""
+
+    def __init__(self, number: int, seq: int, entered: Entered) -> None:
+        self.number = number
+        self.seq = seq
+        self.entered = entered
+        self.active = ""
+        self.order: list[Req] = []
+        """The queue before it was sorted."""
+        self.positions: Sequence[int] | None = None
+        """In the order after sorting: where each stood before; None: as they stood."""
+        self.fill_lens: list[int] = []
+        """Of the queue before it was sorted, if somebody may be preempted."""
+        self.facts: list[tuple[str, int, int]] = []
+        """Of that queue: rid, and what was found of each in the cache."""
+        self.held: frozenset[str] | set[str] = frozenset()
+        self.adder: Any = None
+        self.observed: Observed | None = None
+        self.before: Remaining | None = None
+        self.verdicts: list[Verdict] = []
+        self.preempted: list[str] = []
+        self.preempting: tuple[str, ...] = ()
+        """Released to look at the request that comes next."""
+        self.negotiation: Negotiation | None = None
+        self.began_ns = 0
+        self.calls = 0
+        self.chance: RandomState | None = None
+        self.batch_is_full: bool | None = None
+        """The mark when admission was over; None: nobody was admitted, and so it stayed."""
+        self.stop: str | None = None
+        """What ended admission; None: nobody was admitted, and so the budget is still what it was."""
+
+
+class PassWatch:
+    """Records the passes of one scheduler.
+
+    Args:
+        scheduler: `sglang.srt.managers.scheduler.Scheduler`, built.
+        config: what `schedscope.recorder.sglang_config` read off it.
+        place: of this rank among the rows that ranks tell each other for the prefill delayer.
+    """
+
+    def __init__(self, scheduler: Any, config: SchedulerConfig, tracer: SourceTracer, place: int) -> None:
+        self._scheduler = scheduler
+        self._config = config
+        self._pool = scheduler.token_to_kv_pool_allocator
+        self._cache = scheduler.tree_cache
+        self._tracer = tracer
+        self._place = place
+        self._keeps_fills = config.priority_preemption
+        self._has_plain_cache = not self._cache.supports_mamba()
+        self._passes = 0
+        self._entered: Entered | None = None
+        self._pass: Pass | None = None
+        self._chance: RandomState | None = None
+        """Before this step's pass, if it is not how the last pass left it: others use the same generator."""
+        self._chance_left: RandomState | None = None
+        self._reports: tuple[Report, ...] = ()
+        self._own_report = Report()
+
+    def enter(self, entered: Entered) -> None:
+        """A turn looks for requests to prefill; there may be a pass."""
+        self._entered = entered
+
+    def leave(self) -> tuple[Entered | None, Pass | None]:
+        """It has looked: what it found, and the pass that it made."""
+        left = self._entered, self._pass
+        self._entered = self._pass = None
+        return left
+
+    def inputs(self) -> tuple[tuple[Report, ...], RandomState | None]:
+        """What this step was given from outside: reports of other ranks, and chance. Told once."""
+        given = self._reports, self._chance
+        self._reports, self._chance = (), None
+        return given
+
+    # ---- the order -----------------------------------------------------------------------------------------
+
+    def sorts(self, queue: Sequence[Req]) -> None:
+        """Before the queue is sorted."""
+        assert self._entered is not None
+        made = self._pass = Pass(self._passes, self._tracer.tick(), self._entered)
+        self._passes += 1
+        made.began_ns = time.monotonic_ns()
+        made.order = list(queue)
+        made.calls = self._scheduler.policy._waiting_prefix_refresh_calls
+        if self._keeps_fills:
+            made.fill_lens = [len(req.full_untruncated_fill_ids) for req in queue]
+        if self._config.schedule_policy == "random":
+            made.chance = RandomState(random.getstate())
+            if made.chance != self._chance_left:
+                self._chance = made.chance
+
+    def held(self, rids: set[str]) -> None:
+        """After the queue was matched: who was held back as a duplicate."""
+        if self._pass is not None:
+            self._pass.held = rids
+
+    def sorted(self, queue: Sequence[Req]) -> None:
+        """After the queue was sorted."""
+        made = self._pass
+        assert made is not None
+        order = made.order
+        # Admission looks again, and may find another length. Column by column takes half as long as row by row.
+        found = (
+            [req.rid for req in order],
+            [req.prefix_len for req in order],
+            [req.num_matched_prefix_tokens for req in order],
+        )
+        made.facts = list(zip(*found, strict=True))
+        if order != queue:
+            places = {id(req): place for place, req in enumerate(order)}
+            made.positions = [places[id(req)] for req in queue]
+        made.active = self._scheduler.policy._determine_active_policy(queue).value
+        if made.chance is not None:
+            self._chance_left = RandomState(random.getstate())
+
+    # ---- admission -----------------------------------------------------------------------------------------
+
+    def begins(self, adder: Any) -> None:
+        """After the budgets of a pass were set up."""
+        made = self._pass
+        if made is None:
+            return
+        made.adder = adder
+        made.observed = seen = self._observe(made)
+        made.before = _remaining(adder, seen.available + seen.evictable if self._has_plain_cache else None)
+
+    def _observe(self, made: Pass) -> Observed:
+        scheduler, entered = self._scheduler, made.entered
+        running = entered.running
+        delayer = scheduler.prefill_delayer
+        return Observed(
+            running=list(map(_rid, running)),
+            output_lens=[len(req.output_ids) for req in running],
+            finished=[place for place, req in enumerate(running) if req.finished_reason is not None],
+            protected=list(map(_protected, running)),
+            allocated=list(map(_allocated, running)) if self._keeps_fills else [],
+            available=self._pool.available_size(),
+            evictable=self._cache.evictable_size(),
+            free_rows=entered.free_rows,
+            chunked=entered.chunked,
+            fill_lens=made.fill_lens,
+            max_prefill_bs=int(scheduler.max_prefill_bs),
+            delayer=None if delayer is None else _delayer_state(delayer),
+            random_state=[] if made.chance is None else list(made.chance[1]),
+        )
+
+    def continued(self, adder: Any, req: Req) -> None:
+        """After the chunked request got its next piece."""
+        made = self._pass
+        if made is None:
+            return
+        unfinished = req.extend_end < len(req.full_untruncated_fill_ids)
+        said = (req.prefix_len, req.extend_end - req.prefix_len, unfinished, None, None, _remaining(adder))
+        made.verdicts.append(Verdict(req.rid, Result.CHUNK, Reason.CHUNK_CONTINUED, *said))
+
+    def looked(self, adder: Any, req: Req, result: str) -> None:
+        """After a waiting request was offered to the batch."""
+        made = self._pass
+        if made is None:
+            return
+        admitted = bool(adder.can_run_list) and adder.can_run_list[-1] is req
+        made.verdicts.append(
+            Verdict(
+                req.rid,
+                Result(result),
+                Reason.ADMITTED if result == "CONTINUE" else Reason.UNKNOWN,
+                req.prefix_len,
+                req.extend_end - req.prefix_len if admitted else None,
+                admitted and adder.new_chunked_req is req,
+                None,
+                None,
+                _remaining(adder),
+                made.preempting,
+            )
+        )
+        made.preempting = ()
+
+    def preempted(self, before: Sequence[Req], adder: Any) -> None:
+        """After running requests were released for the next one.
+
+        Args:
+            before: the running batch as it was.
+        """
+        made = self._pass
+        if made is None:
+            return
+        left = set(map(id, adder.running_batch.reqs))
+        made.preempting = tuple(req.rid for req in before if id(req) not in left)
+        made.preempted += made.preempting
+
+    def admitted(self) -> None:
+        """After the admission loop, if it admitted anyone. Mixing in the running batch may then change the mark."""
+        if self._pass is not None:
+            self._pass.batch_is_full = self._pass.entered.batch.batch_is_full
+            self._pass.stop = self._stop(self._pass)
+
+    def _stop(self, made: Pass) -> str:
+        looked = [verdict for verdict in made.verdicts if verdict.result is not Result.CHUNK]
+        if looked and looked[-1].result is not Result.CONTINUE:
+            return str(looked[-1].result)
+        if len(looked) == len(made.order):
+            return "queue_end"
+        left = made.verdicts[-1].remaining if made.verdicts else made.before
+        assert left is not None
+        is_spent = left.input <= 0 or (left.chunk is not None and left.chunk <= 0)
+        if is_spent and made.adder.budget_state().name == "OTHER":
+            return "budget"
+        return "preempt_failed" if self._config.priority_preemption else "no_slot"
+
+    # ---- the prefill delayer -------------------------------------------------------------------------------
+
+    def gathered(self, table: list[list[int]]) -> None:
+        """After the ranks told each other what they could do: a row each."""
+        reports = [Report(bool(a), bool(b), c, d, e, bool(f)) for a, b, c, d, e, f in table]
+        self._own_report = reports.pop(self._place)
+        self._reports = tuple(reports)
+
+    def negotiates(self, delayer: Any) -> tuple[float, Any]:
+        """Before the delayer decides: the clock, and what it remembers."""
+        return time.perf_counter(), delayer._curr_state
+
+    def negotiated(self, delayer: Any, began: float, state: Any, token_usage: float, output: Any) -> None:
+        """After the delayer decided, from a state in which it was before."""
+        made = self._pass
+        if made is None or made.observed is None:
+            return
+        own = self._own_report
+        now = began
+        if own.queue_timeout_expired and state is not None:
+            # It read its clock a moment later.
+            now = max(now, state.start_time + self._config.prefill_delayer_max_delay_ms / 1000.0)
+        made.negotiation = Negotiation(
+            allow=output.output_allow,
+            reason=output.output_reason,
+            estimation=output.input_estimation,
+            num_prefillable=output.num_prefillable,
+            wait_forward_passes=output.wait_forward_passes,
+            wait_seconds=output.wait_seconds,
+            next_state=_delayer_state(delayer),
+            report=own,
+        )
+        told = {"reports": list(self._reports), "now": now, "token_usage": float(token_usage)}
+        made.observed = msgspec.structs.replace(made.observed, **told)
+
+    # ---- telling -------------------------------------------------------------------------------------------
+
+    def tell(self, made: Pass, now: float, batch_is_full: bool) -> None:
+        """Record a pass that was made.
+
+        Args:
+            now: the clock of its turn, seconds.
+            batch_is_full: the mark behind it.
+        """
+        adder, verdicts, entered, seen, before = made.adder, made.verdicts, made.entered, made.observed, made.before
+        assert seen is not None
+        assert before is not None
+        count, held = len(made.order), made.held
+        positions = list(range(count)) if made.positions is None else made.positions
+        duplicates = [_UNHELD if rid in held else None for rid, _, _ in made.facts] if held else [None] * count
+        rows, packed = pack_columns(None, (), made.facts, duplicates, positions, verdicts)
+        chunked = self._scheduler.chunked_req
+        facts = PassFacts(
+            now=now,
+            configured=self._scheduler.policy.policy.value,
+            active=made.active,
+            fallback=self._fallback(made),
+            queue_len=count,
+            running=len(seen.running),
+            chunked_in=entered.chunked.rid if entered.chunked is not None else None,
+            chunked_out=chunked.rid if chunked is not None else None,
+            chunk_limit=adder.chunked_req_limit,
+            stop=made.stop or self._stop(made),
+            before=before,
+            after=verdicts[-1].remaining if verdicts else before,
+            batch_is_full_before=entered.batch_is_full,
+            batch_is_full=batch_is_full if made.batch_is_full is None else made.batch_is_full,
+            new_token_ratio=self._scheduler.new_token_ratio_tracker.current,
+            processed_tokens=self._scheduler.processed_tokens_counter,
+            refresh_calls=made.calls,
+            random_state=made.chance,
+            negotiation=made.negotiation,
+            admitted=len(adder.can_run_list),
+            preempted=made.preempted,
+        )
+        decided_ns = time.monotonic_ns() - made.began_ns
+        self._tracer.put_pass(made.number, made.seq, facts, rows, packed, decided_ns, pack_observed(seen))
+
+    def _fallback(self, made: Pass) -> str | None:
+        asked, policy = self._config.schedule_policy, self._scheduler.policy.policy.value
+        if policy != asked:
+            return "radix_cache_disabled"
+        return "queue_too_long" if made.active != policy else None
+
+
+def _remaining(adder: Any, memory: int | None = None) -> Remaining:
+    """What is left of the budgets.
+
+    Args:
+        memory: free and evictable tokens, if that was just read: to read it takes as long as all else.
+    """
+    budget = adder.memory_budget
+    if type(budget).__name__ != "PrefillBudget":
+        return Remaining(adder.rem_total_tokens, adder.cur_rem_tokens, adder.rem_input_tokens, adder.rem_chunk_tokens)
+    if memory is None:
+        memory = budget._available_and_evictable()
+    left = memory - budget.total_offset, memory - budget.current_offset
+    return Remaining(*left, adder.rem_input_tokens, adder.rem_chunk_tokens)
+
+
+def _delayer_state(delayer: Any) -> DelayerState:
+    state = delayer._curr_state
+    if state is None:
+        return DelayerState(None, 0.0, delayer.skip_first_delayer)
+    return DelayerState(state.delayed_count, state.start_time, delayer.skip_first_delayer)
