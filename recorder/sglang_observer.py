@@ -27,7 +27,7 @@ from schedscope.engine.scheduler import describe_request
 from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
-from schedscope.recorder.rows import PassFacts, StateFacts, pack_columns
+from schedscope.recorder.rows import Decided, PassFacts, StateFacts, hash_of
 from schedscope.recorder.sink import Sink
 from schedscope.recorder.source_tracer import SourceTracer, StepFacts
 
@@ -57,7 +57,7 @@ class _Pass:
         """The queue before it was sorted."""
         self.positions: Sequence[int] | None = None
         """In the order after sorting: where each stood before; None: as they stood."""
-        self.facts: list[tuple[str, int, int]] = []
+        self.looks: tuple[list[str], list[int], list[int]] = ([], [], [])
         """Of the queue before it was sorted: rid, and what was found of each in the cache."""
         self.held: frozenset[str] | set[str] = frozenset()
         self.adder: Any = None
@@ -430,12 +430,11 @@ class Observer:
         assert made is not None
         order = made.order
         # Admission looks again, and may find another length. Column by column takes half as long as row by row.
-        found = (
+        made.looks = (
             [req.rid for req in order],
             [req.prefix_len for req in order],
             [req.num_matched_prefix_tokens for req in order],
         )
-        made.facts = list(zip(*found, strict=True))
         if order != queue:
             places = {id(req): place for place, req in enumerate(order)}
             made.positions = [places[id(req)] for req in queue]
@@ -544,8 +543,8 @@ class Observer:
         assert before is not None
         count, held = len(made.order), made.held
         positions = list(range(count)) if made.positions is None else made.positions
-        duplicates = [_UNHELD if rid in held else None for rid, _, _ in made.facts] if held else [None] * count
-        count, packed = pack_columns(None, (), made.facts, duplicates, positions, verdicts)
+        duplicates = [_UNHELD if rid in held else None for rid in made.looks[0]] if held else [None] * count
+        told = Decided(None, (), *made.looks, duplicates, positions, verdicts)
         after = verdicts[-1].remaining if verdicts else before
         chunked = self._scheduler.chunked_req
         facts = PassFacts(
@@ -566,14 +565,14 @@ class Observer:
             new_token_ratio=self._scheduler.new_token_ratio_tracker.current,
             processed_tokens=self._scheduler.processed_tokens_counter,
             refresh_calls=made.calls,
-            random_state=made.chance,
+            random_state=None if made.chance is None else hash_of(made.chance),
             negotiation=made.negotiation,
             admitted=len(adder.can_run_list),
-            preempted=made.preempted,
+            preempted=tuple(made.preempted),
         )
         self._forms_pass = made.number
         decided_ns = time.monotonic_ns() - made.began_ns
-        self._tracer.put_pass(made.number, made.seq, facts, count, packed, decided_ns, pack_observed(self._observed))
+        self._tracer.put_pass(made.number, made.seq, facts, told, decided_ns, pack_observed(self._observed))
         for rid in made.preempted:
             self._lives[rid].preemptions += 1
             self._tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))
