@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import traffic
+from schedscope.recorder import mentions
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.parts import list_segments
@@ -89,13 +90,15 @@ def rid(number: int) -> str:
 
 
 def made_up(folder: Path, passes: int, per_segment: int, limits: MergeLimits | None) -> Path:
-    """A run with QUEUE decisions a pass; with limits, its segments are merged."""
+    """A run with QUEUE decisions a pass; its segments are merged within limits, or stay, as a flight recorder's do."""
     path = create_run(folder, "made-up")
     directory = path / "rank=0"
     directory.mkdir()
     for number, first in enumerate(range(0, passes, per_segment)):
         _segment(directory, number, _rows(range(first, min(first + per_segment, passes))))
-    if limits is not None:
+    if limits is None:
+        mentions.update(directory)
+    else:
         tidy(directory, limits, 0.0, final=True)
     return path
 

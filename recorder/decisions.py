@@ -15,18 +15,9 @@ import msgspec
 from schedscope.engine.dedup import Duplicate
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.verdict import Verdict
-from schedscope.recorder.rows import Row, key_text
+from schedscope.recorder.rows import Decided, Row, key_text
 
-_decode = msgspec.msgpack.Decoder(
-    tuple[
-        list[str] | None,
-        list[list[Any]],
-        list[tuple[str, int, int]],
-        list[Duplicate | None],
-        list[int],
-        list[Verdict],
-    ]
-).decode
+_decode = msgspec.msgpack.Decoder(Decided).decode
 
 Columns = Sequence[Sequence[Any]]
 """One per column of `decisions` but the rank."""
@@ -130,32 +121,34 @@ def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
     if not isinstance(packed, bytes):
         return [(value,) for value in packed]
     try:
-        names, fields, facts, duplicates, positions, verdicts = _decode(packed)
+        told = _decode(packed)
     except msgspec.DecodeError as error:
         raise RunFormatError(f"the decisions of pass {number} can't be read: {error}") from None
+    positions, verdicts = list(told.positions), told.verdicts
     waiting = len(positions)
     chunks = count - waiting
     rids: list[Any] = [verdict.rid for verdict in verdicts[:chunks]]
     prefix_lens, matched = [0] * chunks, [0] * chunks
     keys: list[Any] = [None] * chunks
+    names: list[Any] = [None] * chunks
     held: list[Duplicate | None] = [None] * chunks
     if waiting:
-        own_rids, own_prefix_lens, own_matched = zip(*facts, strict=True)
-        texts: list[Any] = [None if names is None else "[]"] * waiting
-        if fields:
-            texts = list(map(key_text, zip(*fields, strict=True)))
-        rids += map(own_rids.__getitem__, positions)
-        prefix_lens += map(own_prefix_lens.__getitem__, positions)
-        matched += map(own_matched.__getitem__, positions)
+        texts: list[Any] = [None if told.names is None else "[]"] * waiting
+        if told.keys:
+            texts = list(map(key_text, zip(*told.keys, strict=True)))
+        rids += map(told.rids.__getitem__, positions)
+        prefix_lens += map(told.prefix_lens.__getitem__, positions)
+        matched += map(told.matched.__getitem__, positions)
         keys += map(texts.__getitem__, positions)
-        held += map(duplicates.__getitem__, positions)
+        names += [None if told.names is None else ",".join(told.names)] * waiting
+        held += map(told.duplicates.__getitem__, positions)
     columns: list[Sequence[Any]] = [
         [number] * count,
         rids,
         [None] * chunks + positions,
         [None] * chunks + list(range(waiting)),
         keys,
-        [None] * chunks + [None if names is None else ",".join(names)] * waiting,
+        names,
         prefix_lens,
         matched,
     ]

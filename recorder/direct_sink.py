@@ -73,7 +73,7 @@ class DirectSink:
         except Exception as error:
             self.detach(error)
 
-    def _append(self, record: bytes) -> None:
+    def _append(self, record: bytearray) -> None:
         self._log.append(parse_header(record), record)
 
     def _seal_run(self) -> None:

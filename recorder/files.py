@@ -361,19 +361,21 @@ class _Recent:
 
 def dictionaries(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows as `to_pylist` gives them, several times as fast; also dictionary-encoded ones."""
-    columns = [_values(column) for column in rows.columns]
     names = rows.column_names
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [
+        dict(zip(names, values, strict=True))
+        for batch in rows.to_batches()
+        for values in zip(*map(_values, batch.columns), strict=True)
+    ]
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    chunks = column.chunks
-    if pa.types.is_dictionary(column.type):
-        chunks = [chunk.dictionary_decode() for chunk in chunks]
-    if len(chunks) == 1:
-        values: list[Any] = chunks[0].to_pylist()
-        return values
-    return [value for chunk in chunks for value in chunk.to_pylist()]
+def _values(column: pa.Array) -> list[Any]:
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def plain(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.manifest import MANIFEST, Gap
 from schedscope.recorder.parts import Parts, read_parts
+from schedscope.recorder.rank_log import rank_dir
+from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.ring import LINK
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, Table
@@ -119,7 +121,7 @@ def measure(run: Run) -> Footprint:
                 version=run.manifest.version,
                 schedscope=run.manifest.schedscope,
                 tables=tuple(_table(table, parts) for table in TABLES.values()),
-                ranks=tuple(_rank(each) for each in parts),
+                ranks=tuple(_rank(run.path, each) for each in parts),
                 gaps=tuple(run.gaps),
                 overhead=_overhead(run),
             )
@@ -158,10 +160,12 @@ def _table(table: Table, parts: list[Parts]) -> TableSize:
     return TableSize(table.name, sum(each.count(table.name) for each in parts), sealed, size, columns)
 
 
-def _rank(parts: Parts) -> RankSize:
+def _rank(run_dir: Path, parts: Parts) -> RankSize:
     segments, journals = parts.segments, [journal for journal in parts.journals if journal.path.name != LINK]
     passes = parts.passes()
     journal_bytes = sum(journal.path.stat().st_size for journal in journals)
+    sealed = [file for segment in segments for file in segment.path.iterdir()]
+    sealed += rank_dir(run_dir, parts.rank).glob(RIDS)
     return RankSize(
         rank=parts.rank,
         passes=passes.count,
@@ -171,7 +175,7 @@ def _rank(parts: Parts) -> RankSize:
         merged=sum(_is_merged(segment) for segment in segments),
         journals=len(journals),
         journal_bytes=journal_bytes,
-        bytes=journal_bytes + sum(file.stat().st_size for segment in segments for file in segment.path.iterdir()),
+        bytes=journal_bytes + sum(file.stat().st_size for file in sealed),
     )
 
 

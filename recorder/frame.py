@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from schedscope.engine import tokens
 from schedscope.recorder.decisions import Decisions
-from schedscope.recorder.rows import decision_hash
+from schedscope.recorder.rows import Decided, PassFacts, decision_hash, pass_row
 
 SCHEMA_VERSION = 2
 """Version of the schema that rows follow, see `schedscope.recorder.schema`. Here, because writers need no Arrow."""
@@ -29,8 +29,9 @@ Rows = dict[str, Any]
 """Rows per table, positional as in `schedscope.recorder.schema`, without the rank: lists, and `Decisions`."""
 
 DECIDED = "decided"
-"""Beside the tables, a frame may hold packed decisions: per row of its `passes` the number of rows they make, and
-bytes, none where they are not kept."""
+"""Beside the tables, a frame may hold passes as the scheduler's thread tells them: number, step, tick, nanoseconds it
+took to decide, `PassFacts`, hash of the decision, number of its rows, and `Decided`. Where decisions are kept, the hash
+is left to the reader; where not, what was decided is left out."""
 HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
 PROMPTS = "prompts"
@@ -50,7 +51,9 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_ROOM = 8192
+"""Bytes that most frames fit into: growing while it is packed takes as long as packing."""
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -83,10 +86,11 @@ class Header(NamedTuple):
     checksum: int
 
 
-class Body(NamedTuple):
+class Body(msgspec.Struct, frozen=True):
     """What a writer hands over: a frame that has no number yet."""
 
-    payload: bytes
+    frame: bytearray
+    """The payload, behind room for the header."""
     passes: int
     """Passes recorded in it."""
 
@@ -127,24 +131,33 @@ def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
     integers beyond 64 bits, TypeError for values that msgpack doesn't know.
     """
+    frame = bytearray(_ROOM)
     try:
-        payload = _encode(rows)
+        _encode_into(rows, frame, HEADER_BYTES)
     except UnicodeEncodeError:
-        payload = _encode(_without_surrogates(rows))
-    passes = rows.get("passes")
-    return Body(payload, len(passes) if passes else 0)
+        _encode_into(_without_surrogates(rows), frame, HEADER_BYTES)
+    return Body(frame, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
 
 
-def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
+def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytearray:
     """A frame of any kind."""
-    if len(payload) > MAX_PAYLOAD:
-        raise ValueError(f"a frame of {len(payload)} bytes; at most {MAX_PAYLOAD} fit")
-    return _header(kind, min(passes, _MAX_PASSES), ordinal, len(payload), zlib.crc32(payload)) + payload
+    return _finish(bytearray(HEADER_BYTES) + payload, kind, passes, ordinal)
 
 
-def stamp(body: Body, ordinal: int) -> bytes:
+def stamp(body: Body, ordinal: int) -> bytearray:
     """The frame with that number. Raises ValueError beyond `MAX_PAYLOAD`."""
-    return pack(Kind.ROWS, body.payload, ordinal, body.passes)
+    return _finish(body.frame, Kind.ROWS, body.passes, ordinal)
+
+
+def _finish(frame: bytearray, kind: int, passes: int, ordinal: int) -> bytearray:
+    """Fill in a frame's header."""
+    length = len(frame) - HEADER_BYTES
+    if length > MAX_PAYLOAD:
+        raise ValueError(f"a frame of {length} bytes; at most {MAX_PAYLOAD} fit")
+    checksum = zlib.crc32(memoryview(frame)[HEADER_BYTES:])
+    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, checksum)
+    frame[:HEADER_BYTES] = head + _CHECK.pack(zlib.crc32(head))
+    return frame
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
@@ -244,19 +257,15 @@ def unpack(rows: Rows) -> Rows:
         rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
     told = Decisions()
     told.extend(rows.pop("decisions", ()))
-    for place, (count, packed) in enumerate(rows.pop(DECIDED, ())):
-        row = rows["passes"][place]
-        if packed:
-            rows["passes"][place] = (*row[:-1], decision_hash(packed))
-            told.add(row[0], count, packed)
+    for number, step, seq, decide_ns, facts, digest, count, decided in rows.pop(DECIDED, ()):
+        if not digest:
+            packed = decided.pack() if isinstance(decided, Decided) else bytes(decided)
+            digest = decision_hash(packed)
+            told.add(number, count, packed)
+        rows.setdefault("passes", []).append(pass_row(number, step, seq, facts, digest, decide_ns))
     if told:
         rows["decisions"] = told
     return rows
-
-
-def _header(kind: int, passes: int, ordinal: int, length: int, checksum: int) -> bytes:
-    head = _HEADER.pack(MARK, kind, passes, ordinal, length, checksum)
-    return head + _CHECK.pack(zlib.crc32(head))
 
 
 def _header_at(data: bytes, start: int) -> Header | None:
@@ -291,6 +300,8 @@ def _without_surrogates(value: Any) -> Any:
         return written(value)
     if isinstance(value, Mapping):
         return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
     if isinstance(value, list | tuple):
         return [_without_surrogates(item) for item in value]
     return value
@@ -314,7 +325,8 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     id_ = Annotated[int, msgspec.Meta(ge=0, le=tokens.MAX_TOKEN_ID)]
     said = tuple[int, int, list[str], list[int], list[id_]]
     fields.append((OUTPUTS, list[said], msgspec.field(default_factory=list)))
-    fields.append((DECIDED, list[tuple[int, bytes]], msgspec.field(default_factory=list)))
+    decided = tuple[int, int, int, int, PassFacts, str, int, msgspec.Raw]
+    fields.append((DECIDED, list[decided], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))
 
 

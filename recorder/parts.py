@@ -18,6 +18,7 @@ from schedscope.recorder.journal import Journal, JournalTail, read_ring
 from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
 from schedscope.recorder.manifest import Gap, Manifest
+from schedscope.recorder.mentions import Mentions
 from schedscope.recorder.mirror import mirror_of
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.ring import peek
@@ -266,13 +267,17 @@ class RankFiles:
         self.rank = rank
         self._directory = Directory(directory)
         self._files = files or OpenFiles()
+        self._mentions = Mentions(directory)
         self._segments: dict[str, Segment] = {}
         self._tails: dict[str, JournalTail] = {}
 
-    def look(self) -> Parts:
+    def look(self, rid: str | None = None) -> Parts:
         """A consistent prefix of the log, with everything that was there when this was called.
 
         Segments are listed, journals are read. A journal that vanishes in between was sealed: then once more.
+
+        Args:
+            rid: what can't mention this request may be left out.
         """
         for _ in range(_TRIES):
             ring = peek(self._directory.path)
@@ -280,11 +285,14 @@ class RankFiles:
             self._forget(listing)
             try:
                 tails = [self._tail(name).look() for name in listing.journals]
-                sources: list[Segment | Journal] = [self._segment(name) for name in listing.segments]
+                names = listing.segments if rid is None else self._mentions.candidates(rid, listing.segments)
+                sources: list[Segment | Journal] = list(map(self._segment, names))
                 for journal in tails:
                     insort(sources, journal, key=_number)
                 if ring:
-                    sources.append(read_ring(self._directory.path, ring, self.rank, *_end(sources)))
+                    last = map(self._segment, listing.segments[-1:])
+                    end = _end(sorted([*last, *tails], key=_number))
+                    sources.append(read_ring(self._directory.path, ring, self.rank, *end))
             except FileNotFoundError:
                 self._directory.forget()
                 continue

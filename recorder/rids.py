@@ -27,6 +27,8 @@ NAME = "rids.index"
 RID_TABLES = ("decisions", "events", "requests")
 """Tables whose rows are looked up by request."""
 
+HASH_BYTES = 4
+
 _MARK = b"SSRIDS1\n"
 _HEADER = struct.Struct("<8sIII")
 _BLOCK = struct.Struct("<4sI")
@@ -66,7 +68,7 @@ class RidSpans:
 
     def pack(self) -> bytes:
         """The index's file."""
-        records = [_RECORD.pack(*record) for record in sorted((_hash(rid), *s) for rid, s in self._spans.items())]
+        records = [_RECORD.pack(*record) for record in sorted((hash_of(rid), *s) for rid, s in self._spans.items())]
         blocks = [b"".join(records[i : i + _PER_BLOCK]) for i in range(0, len(records), _PER_BLOCK)]
         listed = b"".join(_BLOCK.pack(block[:4], zlib.crc32(block)) for block in blocks)
         checksum = zlib.crc32(_HEADER.pack(_MARK, len(records), len(blocks), 0) + listed)
@@ -102,7 +104,7 @@ class RidIndex:
 
     def find(self, rid: str) -> dict[str, Span]:
         """Per table the row groups that may hold rows of a request; only tables that have some."""
-        wanted = _hash(rid)
+        wanted = hash_of(rid)
         # A block may begin with the hash that the one before ends with.
         place = max(bisect_left(self._firsts, wanted) - 1, 0)
         spans: dict[str, Span] = {}
@@ -115,6 +117,11 @@ class RidIndex:
                 start = block.find(wanted, start + 1)
             place += 1
         return spans
+
+    def hashes(self) -> bytes:
+        """The hashes of all its requests, one behind the other."""
+        blocks = map(self._block, range(len(self._firsts)))
+        return b"".join(record[0] for block in blocks for record in _RECORD.iter_unpack(block))
 
     def _block(self, number: int) -> bytes:
         start = self._start + number * _PER_BLOCK * _RECORD.size
@@ -149,5 +156,6 @@ def _widen(spans: dict[str, Span], bounds: Sequence[int]) -> None:
             spans[table] = Span(min(known.first, first), max(known.last, last))
 
 
-def _hash(rid: str) -> bytes:
-    return blake2b(rid.encode(), digest_size=4).digest()
+def hash_of(rid: str) -> bytes:
+    """What stands for a request in an index. Two may share it."""
+    return blake2b(rid.encode(), digest_size=HASH_BYTES).digest()

@@ -102,6 +102,10 @@ class RingWriter(_Ring):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, writable=True)
+        self._position = self.written
+        """Nobody else moves it."""
+        self._limit = self.read + self.capacity
+        """Up to where there is room for sure: to look how far the companion is takes memory from its processor."""
         # Until this process ends, whether it is killed or not, nobody takes the ring for left over.
         self._lock = hold(path)
 
@@ -111,20 +115,21 @@ class RingWriter(_Ring):
         if self._lock is not None:
             self._lock.release()
 
-    def write(self, frame: bytes) -> bool:
+    def write(self, frame: bytes | bytearray) -> bool:
         """Add a frame, if there is room for it."""
-        written = self.written
-        size = len(frame)
-        if written + size - self.read > self.capacity:
-            return False
-        first = written % self.capacity
-        over = first + size - self.capacity
+        end = self._position + len(frame)
+        if end > self._limit:
+            self._limit = self.read + self.capacity
+            if end > self._limit:
+                return False
+        first = _DATA + self._position % self.capacity
+        over = first + len(frame) - _DATA - self.capacity
         if over <= 0:
-            self._bytes[_DATA + first : _DATA + first + size] = frame
+            self._bytes[first : first + len(frame)] = frame
         else:
-            self._bytes[_DATA + first : _DATA + self.capacity] = frame[:-over]
+            self._bytes[first:] = frame[:-over]
             self._bytes[_DATA : _DATA + over] = frame[-over:]
-        self._words[_WRITTEN_AT] = written + size
+        self._words[_WRITTEN_AT] = self._position = end
         return True
 
 

@@ -31,7 +31,7 @@ from schedscope.engine.view import View, Waiting
 Row = tuple[Any, ...]
 
 _encode = msgspec.msgpack.Encoder().encode
-_facts = itemgetter(*(Waiting._fields.index(name) for name in ("rid", "prefix_len", "matched")))
+_RID, _PREFIX_LEN, _MATCHED = (itemgetter(Waiting._fields.index(name)) for name in ("rid", "prefix_len", "matched"))
 
 
 class StateFacts(NamedTuple):
@@ -65,7 +65,7 @@ def state_facts(state: SchedulerState) -> StateFacts:
     )
 
 
-class PassFacts(NamedTuple):
+class PassFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a row of `passes` tells, see its columns."""
 
     now: float
@@ -85,16 +85,44 @@ class PassFacts(NamedTuple):
     new_token_ratio: float
     processed_tokens: int
     refresh_calls: int
-    random_state: RandomState | None
+    random_state: str | None
+    """Its hash."""
     negotiation: Negotiation | None
     admitted: int
-    preempted: Sequence[str]
+    preempted: tuple[str, ...]
 
 
-def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
-    """What a pass decided about its requests, as compactly as the scheduler's thread can say it, and as how many rows.
+class Decided(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a pass decided about its requests, as the scheduler's thread tells it.
 
-    The rows of `decisions` are made of it by whoever reads, see `schedscope.recorder.decisions`.
+    In columns: it takes half as long as rows. They are in the order of the queue before sorting.
+    """
+
+    names: Sequence[str] | None
+    """Of the fields of the keys; None: the keys are not known."""
+    keys: Sequence[Sequence[Any]]
+    """A column per field."""
+    rids: Sequence[str]
+    prefix_lens: Sequence[int]
+    matched: Sequence[int]
+    duplicates: Sequence[Duplicate | None]
+    positions: Sequence[int]
+    """In the order after sorting: where each request stood before."""
+    verdicts: Sequence[Verdict]
+    """In the order in which they fell, the continuing chunk's first."""
+
+    @property
+    def count(self) -> int:
+        """Rows of `decisions` that it makes."""
+        return len(self.rids) + (bool(self.verdicts) and self.verdicts[0].result is Result.CHUNK)
+
+    def pack(self) -> bytes:
+        """As it goes into a frame."""
+        return _encode(self)
+
+
+def decided(plan: Plan, block: int = 1) -> Decided:
+    """What a pass of ours decided. The rows of `decisions` are made of it by whoever reads.
 
     Args:
         block: tokens; shared lengths are given in whole ones, see `schedscope.recorder.hashing`.
@@ -102,32 +130,18 @@ def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
     assert plan.ordering is not None
     assert plan.admission is not None
     ranked = plan.ordering.ranked
-    duplicates = ranked.duplicates
-    names, columns = _columns(ranked.keys)
+    queue, duplicates = ranked.queue, ranked.duplicates
     if block > 1:
         duplicates = [d and Duplicate(d.partner, d.shared_len - d.shared_len % block) for d in duplicates]
-    facts = list(map(_facts, ranked.queue))
-    return pack_columns(names, columns, facts, duplicates, list(ranked.positions), plan.admission.verdicts)
+    names, keys = _columns(ranked.keys)
+    looks = list(map(_RID, queue)), list(map(_PREFIX_LEN, queue)), list(map(_MATCHED, queue))
+    return Decided(names, keys, *looks, duplicates, list(ranked.positions), plan.admission.verdicts)
 
 
-def pack_columns(
-    names: Sequence[str] | None,
-    keys: Sequence[Sequence[Any]],
-    facts: Sequence[tuple[str, int, int]],
-    duplicates: Sequence[Duplicate | None],
-    positions: Sequence[int],
-    verdicts: Sequence[Verdict],
-) -> tuple[int, bytes]:
-    """The same of a decision in columns: per request of the queue before sorting, but for `positions` and `verdicts`.
-
-    Args:
-        names: of the fields of the keys; None: the keys are not known.
-        keys: a column per field.
-        facts: rid, prefix_len and matched.
-        positions: in the order after sorting: where each request stood before.
-    """
-    count = len(facts) + (bool(verdicts) and verdicts[0].result is Result.CHUNK)
-    return count, _encode((names, keys, facts, duplicates, positions, verdicts))
+def pack_decision(plan: Plan, block: int = 1) -> tuple[int, bytes]:
+    """The same packed, and as how many rows."""
+    told = decided(plan, block)
+    return told.count, told.pack()
 
 
 def _columns(keys: Sequence[Key]) -> tuple[tuple[str, ...], Sequence[Sequence[Any]]]:
@@ -203,9 +217,9 @@ def pass_facts(view: View, plan: Plan, random_state: RandomState | None) -> Pass
         view.new_token_ratio,
         view.processed_tokens,
         view.refresh_calls,
-        random_state,
+        None if random_state is None else hash_of(random_state),
         plan.negotiation,
-        len(admission.admitted),
+        sum([verdict.extend_len is not None for verdict in admission.verdicts]),
         admission.preempted,
     )
 
@@ -240,7 +254,7 @@ def pass_row(number: int, step: int, seq: int, facts: PassFacts, digest: str, de
         facts.new_token_ratio,
         facts.processed_tokens,
         facts.refresh_calls,
-        None if facts.random_state is None else _hash(facts.random_state),
+        facts.random_state,
         None if verdict is None else verdict.allow,
         None if verdict is None else verdict.reason,
         None if verdict is None else verdict.estimation,
@@ -258,5 +272,6 @@ def pass_row(number: int, step: int, seq: int, facts: PassFacts, digest: str, de
     )
 
 
-def _hash(value: Any) -> str:
+def hash_of(value: Any) -> str:
+    """A digest of a value: of the random generator's state."""
     return blake2b(msgspec.msgpack.encode(value), digest_size=16).hexdigest()

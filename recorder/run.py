@@ -175,7 +175,8 @@ class Run:
     def request_rows(self, rid: str, rank: int | None = None) -> dict[str, list[dict[str, Any]]]:
         """Everything about one request, over all its passes: its rows of `decisions`, `events` and `requests`.
 
-        Reads of each segment a few hundred bytes, and of those that know the request the row groups that it is in.
+        Reads of each segment a few hundred bytes, or of many small ones a file about all, and of those that know the
+        request the row groups that it is in.
         Raises RunNotFoundError if no row mentions it, or for an unknown rank.
         """
         if rank is not None:
@@ -184,7 +185,7 @@ class Run:
         with suppress(FileNotFoundError):  # merged meanwhile: `_look` knows
             self.bring(self._chosen(rank) if self._mirror is not None else (), (), rids=True)
         for each in self.ranks if rank is None else [rank]:
-            rows = self._look(each, partial(_request_rows, rid=written(rid)))
+            rows = self._again(each, partial(_request_rows, rid=written(rid)))
             for name in RID_TABLES:
                 found[name] += rows[name]
         if not any(found.values()):
@@ -450,9 +451,9 @@ def _rows_of_pass(files: RankFiles, table: Table, source: Segment | Journal, num
     return [dict(zip(table.names, (files.rank, *row), strict=True)) for row in source.of_pass(table.name, number)]
 
 
-def _request_rows(parts: Parts, rid: str) -> dict[str, list[dict[str, Any]]]:
+def _request_rows(files: RankFiles, rid: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in RID_TABLES}
-    for source in parts.sources:
+    for source in files.look(rid).sources:
         if isinstance(source, Segment):
             for name, rows in source.read_request(rid).items():
                 found[name] += rows
@@ -460,7 +461,7 @@ def _request_rows(parts: Parts, rid: str) -> dict[str, list[dict[str, Any]]]:
         for name in RID_TABLES:
             names, position = TABLES[name].names, TABLES[name].names.index("rid") - 1
             hits = [row for row in source.rows.get(name, ()) if row[position] == rid]
-            found[name] += [dict(zip(names, (parts.rank, *row), strict=True)) for row in hits]
+            found[name] += [dict(zip(names, (files.rank, *row), strict=True)) for row in hits]
     return found
 
 

@@ -653,6 +653,7 @@ A run is a directory. Everything in it can be read at any moment, while it is re
       steps.parquet passes.parquet decisions.parquet ...
     00000011.p11000-11999/         a segment as it was sealed
     00000012.journal               what is not sealed yet; goes away when its segment is there
+    rids.index                     of a flight recorder: which of its many small segments mention a request
 ```
 
 A table without rows in a segment has no file there. Every reader of Parquet can read the sealed part, for

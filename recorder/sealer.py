@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedscope.engine.errors import SchedscopeError
+from schedscope.recorder import mentions
 from schedscope.recorder.compact import tidy
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.journal import SORTED, Journal, read_journal
@@ -169,7 +170,10 @@ class Sealer:
         if self._options.keep is not None and not needed:
             for segment in expire(self._run_dir, journal.rank, self._options.keep, self._age):
                 self._sealed_at.pop(segment.path, None)
-        if not self._options.is_flight_recorder:
+        if self._options.is_flight_recorder:
+            with contextlib.suppress(OSError, SchedscopeError):  # it can be done without
+                mentions.update(path.parent)
+        else:
             tidy(path.parent)
             self._sealed_at = {path: at for path, at in self._sealed_at.items() if path.exists()}
 

@@ -236,9 +236,13 @@ class Segment:
 
     @cached_property
     def _rids(self) -> RidIndex:
-        if not self._is_old:
+        try:
+            return RidIndex(f"{self.path}/{RIDS}")
+        except FileNotFoundError:
+            if self._is_old:
+                raise
             bring(self.path / RIDS)
-        return RidIndex(f"{self.path}/{RIDS}")
+            return RidIndex(f"{self.path}/{RIDS}")
 
     @property
     def _is_old(self) -> bool:

@@ -20,7 +20,7 @@ from schedscope.engine.dedup import Duplicate
 from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
-from schedscope.recorder.rows import PassFacts, pack_columns
+from schedscope.recorder.rows import Decided, PassFacts, hash_of
 from schedscope.recorder.source_tracer import SourceTracer
 
 Req = Any
@@ -60,7 +60,7 @@ class Pass:
         """In the order after sorting: where each stood before; None: as they stood."""
         self.fill_lens: list[int] = []
         """Of the queue before it was sorted, if somebody may be preempted."""
-        self.facts: list[tuple[str, int, int]] = []
+        self.looks: tuple[list[str], list[int], list[int]] = ([], [], [])
         """Of that queue: rid, and what was found of each in the cache."""
         self.held: frozenset[str] | set[str] = frozenset()
         self.adder: Any = None
@@ -151,12 +151,11 @@ class PassWatch:
         assert made is not None
         order = made.order
         # Admission looks again, and may find another length. Column by column takes half as long as row by row.
-        found = (
+        made.looks = (
             [req.rid for req in order],
             [req.prefix_len for req in order],
             [req.num_matched_prefix_tokens for req in order],
         )
-        made.facts = list(zip(*found, strict=True))
         if order != queue:
             places = {id(req): place for place, req in enumerate(order)}
             made.positions = [places[id(req)] for req in queue]
@@ -307,8 +306,8 @@ class PassWatch:
         assert before is not None
         count, held = len(made.order), made.held
         positions = list(range(count)) if made.positions is None else made.positions
-        duplicates = [_UNHELD if rid in held else None for rid, _, _ in made.facts] if held else [None] * count
-        rows, packed = pack_columns(None, (), made.facts, duplicates, positions, verdicts)
+        duplicates = [_UNHELD if rid in held else None for rid in made.looks[0]] if held else [None] * count
+        told = Decided(None, (), *made.looks, duplicates, positions, verdicts)
         chunked = self._scheduler.chunked_req
         facts = PassFacts(
             now=now,
@@ -328,13 +327,13 @@ class PassWatch:
             new_token_ratio=self._scheduler.new_token_ratio_tracker.current,
             processed_tokens=self._scheduler.processed_tokens_counter,
             refresh_calls=made.calls,
-            random_state=made.chance,
+            random_state=None if made.chance is None else hash_of(made.chance),
             negotiation=made.negotiation,
             admitted=len(adder.can_run_list),
-            preempted=made.preempted,
+            preempted=tuple(made.preempted),
         )
         decided_ns = time.monotonic_ns() - made.began_ns
-        self._tracer.put_pass(made.number, made.seq, facts, rows, packed, decided_ns, pack_observed(seen))
+        self._tracer.put_pass(made.number, made.seq, facts, told, decided_ns, pack_observed(seen))
 
     def _fallback(self, made: Pass) -> str | None:
         asked, policy = self._config.schedule_policy, self._scheduler.policy.policy.value

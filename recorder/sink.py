@@ -126,7 +126,7 @@ class CompanionSink:
         except Exception as error:
             self.detach(error)
 
-    def _wait(self, record: bytes, patience_s: float) -> bool:
+    def _wait(self, record: bytearray, patience_s: float) -> bool:
         """Write as soon as there is room; False: not in time, or never."""
         if len(record) > self._ring.capacity:
             return False

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Report
 from schedscope.engine.tracer import NOTHING_GIVEN, Given
-from schedscope.recorder.frame import DECIDED
 from schedscope.recorder.hashing import block_size
-from schedscope.recorder.rows import PassFacts, Row, StateFacts, decision_hash, pass_row
+from schedscope.recorder.rows import Decided, PassFacts, Row, StateFacts
 from schedscope.recorder.sink import Sink
 from schedscope.recorder.tracer import RunTracer, given_text
 
@@ -62,24 +61,17 @@ class SourceTracer(RunTracer):
         """The moment at which a pass begins: what comes behind it is no input of the pass."""
         return self._next_seq()
 
-    def put_pass(
-        self, number: int, seq: int, facts: PassFacts, count: int, packed: bytes, decided_ns: int, view: bytes
-    ) -> None:
+    def put_pass(self, number: int, seq: int, facts: PassFacts, told: Decided, decided_ns: int, view: bytes) -> None:
         """Record a pass.
 
         Args:
             seq: what `tick` gave when it began.
-            count: rows of `decisions` in `packed`.
-            packed: what `pack_columns` made of it.
             view: what `pack_observed` made of what the pass could read.
         """
         self._pass = number
         if not self._keeps_stimuli:
             return
-        kept = self._keeps_decisions and number % self._detail.sample == 0
-        digest = "" if kept else decision_hash(packed)
-        self._put("passes", pass_row(number, self._number, seq, facts, digest, decided_ns))
-        self._put(DECIDED, (count, packed) if kept else (0, b""))
+        self._put_pass(number, self._number, seq, decided_ns, facts, told)
         self._put("views", (number, seq, view))
 
     def begin_step(self, record: StepFacts, state: StateFacts) -> None:

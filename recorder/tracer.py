@@ -23,7 +23,7 @@ from schedscope.recorder.checkpoint import CheckpointWriter
 from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
-from schedscope.recorder.rows import Row, decision_hash, pack_decision, pass_facts, pass_row, state_facts
+from schedscope.recorder.rows import Decided, PassFacts, Row, decided, decision_hash, pass_facts, state_facts
 from schedscope.recorder.sink import Sink
 
 _STIMULI = frozenset({"arrive", "abort", "flush", "finish"})
@@ -41,10 +41,8 @@ _AFTER_A_GAP = 100
 """Passes at least between two checkpoints that are taken because something was lost."""
 
 
-def _without_content(kind: str, detail: dict[str, Any] | None) -> dict[str, Any] | None:
+def _without_content(kind: str, detail: dict[str, Any]) -> dict[str, Any]:
     """An event's detail without token ids and texts of a client. A re-run needs none of them."""
-    if detail is None:
-        return None
     if kind == "arrive":
         return {**detail, "stop": [], "stop_token_ids": []}
     return {**detail, "detail": None} if kind == "finish" and detail["kind"] == "stop" else detail
@@ -52,7 +50,7 @@ def _without_content(kind: str, detail: dict[str, Any] | None) -> dict[str, Any]
 
 def given_text(given: Given) -> str | None:
     """The column `given` of `steps`."""
-    if given == NOTHING_GIVEN:
+    if given is NOTHING_GIVEN:
         return None
     return json.dumps({"entry_times": dict(given.entry_times), "random_state": given.random_state})
 
@@ -116,19 +114,19 @@ class RunTracer(Tracer):
 
     def on_event(self, event: Event) -> None:
         """Note an event, and when a request reached each station."""
-        if event.rid is not None:
-            if event.kind == "arrive":
-                self._times[event.rid] = {}
-            times = self._times.get(event.rid)
-            if times is not None:
-                times.setdefault(event.kind, self._clock_ns())
-        if event.kind not in self._kinds:
-            return
         kind, time, rid, count, node, detail = event
-        if self._detail.tokens != "full":
+        if rid is not None:
+            if kind == "arrive":
+                self._times[rid] = {}
+            times = self._times.get(rid)
+            if times is not None:
+                times.setdefault(kind, self._clock_ns())
+        if kind not in self._kinds:
+            return
+        if detail is not None and self._detail.tokens != "full":
             detail = _without_content(kind, detail)
-        place = (self._next_seq(), self._step_number(), self._pass)
-        self._put(HAPPENED, (*place, time, kind, rid, count, node, detail))
+        row = (self._next_seq(), self._step_number(), self._pass, time, kind, rid, count, node, detail)
+        self._put(HAPPENED, row)
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -200,14 +198,15 @@ class RunTracer(Tracer):
         self._pass = number
         if not self._keeps_stimuli:
             return
-        count, packed = pack_decision(plan, self._block)
-        kept = self._keeps_decisions and number % self._detail.sample == 0
-        digest = "" if kept else decision_hash(packed)
         facts = pass_facts(view, plan, random_state)
-        row = pass_row(number, self._step_number(), self._next_seq(), facts, digest, decided_ns)
-        self._put("passes", row)
-        self._put(DECIDED, (count, packed) if kept else (0, b""))
+        self._put_pass(number, self._step_number(), self._next_seq(), decided_ns, facts, decided(plan, self._block))
         self._spent_ns += self._clock_ns() - begin_ns
+
+    def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
+        """Keep a pass, packed where it is handed over."""
+        kept = self._keeps_decisions and number % self._detail.sample == 0
+        digest, told_ = ("", told) if kept else (decision_hash(told.pack()), None)
+        self._put(DECIDED, (number, step, seq, decide_ns, facts, digest, told.count, told_))
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; it ends with `on_committed`, if a batch is due."""
@@ -247,7 +246,7 @@ class RunTracer(Tracer):
                 self._forward_ns(committed, now_ns),
                 self._spent_ns,
                 *facts,
-                0 if batch is None else sum(m.end - m.start for m in batch.members),
+                0 if batch is None else sum([m.end - m.start for m in batch.members]),
                 committed,
                 list(record.retracted),
                 json.dumps([report._asdict() for report in record.reports]) if record.reports else None,

@@ -26,6 +26,7 @@ from schedscope.recorder.lock import Lock, hold
 from schedscope.recorder.manifest import MANIFEST, create_run, read_manifest, write_file
 from schedscope.recorder.mirror import ALIVE_S, INDEX, cache_dir
 from schedscope.recorder.parts import list_ranks
+from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.segment import Segment
 from schedscope.recorder.store import Store, is_url, join_url, shown_url
 
@@ -275,7 +276,8 @@ class Uploader:
         sizes: list[int] = []
         for run_dir in self.parcel.runs:
             upload = self._runs.get(run_dir)
-            left = [path for path in run_dir.rglob("*") if not (upload and upload.has(path.parent))]
+            files = {*run_dir.rglob("*")} - {*run_dir.glob(f"rank=*/{RIDS}")}  # which readers of a store do without
+            left = [path for path in files if not (upload and upload.has(path.parent))]
             sizes += [path.stat().st_size for path in left if path.is_file() and not path.is_symlink()]
         return len(sizes), sum(sizes)
 

@@ -16,12 +16,14 @@ import pytest
 from patience import SOON_S, until
 from rows import pass_frame, row
 from schedscope.engine.errors import UsageError
+from schedscope.recorder import rids
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.control import Control
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.keep import Keep, expire, parse_keep
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.options import Options
+from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run, find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
@@ -85,6 +87,19 @@ def test_what_is_too_old_goes_and_shows(tmp_path: Path, keep: Keep) -> None:
     (gap,) = run.gaps
     assert (gap.reason, gap.frame, gap.frames, gap.before_pass) == ("expired", 0, found[0], found[0])
     assert run.status == "sealed"
+
+
+def test_what_stays_is_found_by_request_in_one_look(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path)
+    with Companion.start(run_dir, Options(limits=Limits(passes=1), keep=Keep(seconds=3600))) as companion:
+        sink = connect(companion)
+        for number in range(60):
+            sink.write(pass_frame(number))
+        until(lambda: len(list_segments(run_dir, 0)) >= 50)
+        until(lambda: (run_dir / "rank=0" / rids.NAME).exists())
+        for number in range(45):
+            assert [r["pass"] for r in Run.open(run_dir).request_rows(f"r{number}-0")["decisions"]] == [number]
+        sink.close()
 
 
 def test_what_is_young_and_small_enough_stays(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
-from schedscope.recorder import journal, rids
+from schedscope.recorder import journal, mentions, rids
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.frame import encode, stamp, written
 from schedscope.recorder.journal import JournalTail, JournalWriter, read_journal
+from schedscope.recorder.mentions import Mentions
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.rids import RidIndex, RidSpans
@@ -126,7 +128,7 @@ def test_the_index_of_requests_finds_every_row_group(tmp_path_factory: Any, ment
 
 
 def test_two_requests_of_one_hash_are_both_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rids, "_hash", lambda rid: rid[:1].encode() * 4)
+    monkeypatch.setattr(rids, "hash_of", lambda rid: rid[:1].encode() * 4)
     spans = RidSpans()
     for number in range(2_000):
         name = f"{'abc'[number % 3]}{number}"
@@ -135,6 +137,95 @@ def test_two_requests_of_one_hash_are_both_found(tmp_path: Path, monkeypatch: py
     path.write_bytes(spans.pack())
     assert RidIndex(str(path)).find("b")["decisions"] == (0, 19)
     assert RidIndex(str(path)).find("x") == {}
+
+
+# ---- many small segments -----------------------------------------------------------------------------------------
+
+
+def seal_index(directory: Path, numbers: set[int]) -> str:
+    """Make a segment that has nothing but an index of these requests; its name."""
+    place = sum(path.is_dir() for path in directory.iterdir())
+    name = f"{place:08d}.p{place}-{place}"
+    spans = RidSpans()
+    spans.note("events", 0, to_arrow(TABLES["events"], 0, [row("events", rid=f"r{number}") for number in numbers]))
+    (directory / name).mkdir()
+    (directory / name / rids.NAME).write_bytes(spans.pack())
+    return name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mentioned=st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=20), min_size=1, max_size=12),
+    later=st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=5), max_size=3),
+    gone=st.integers(0, 3),
+)
+def test_the_file_about_all_segments_leaves_out_those_that_do_not_mention_a_request(
+    tmp_path_factory: pytest.TempPathFactory, mentioned: list[set[int]], later: list[set[int]], gone: int
+) -> None:
+    directory = tmp_path_factory.mktemp("mentions")
+    seal = partial(seal_index, directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mentions, "_FEW", 1)
+        listed = list(map(seal, mentioned))
+        known = Mentions(directory)
+        assert known.candidates("r1", listed) == listed, "nothing is known yet"
+        for unlisted in ([], list(map(seal, later))):
+            mentions.update(directory)
+            names = [*listed, *unlisted][gone:]
+            for number in range(41):
+                found = [name for name, each in zip(listed, mentioned, strict=True) if number in each]
+                found += [name for name, each in zip(unlisted, later, strict=False) if number in each]
+                assert known.candidates(f"r{number}", names) == [name for name in found if name in names]
+        unknown = seal({1})
+        assert known.candidates("nobody", [*names, unknown]) == [unknown], "it is not listed yet"
+
+
+def test_a_damaged_file_about_all_segments_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mentions, "_FEW", 1)
+    names = [seal_index(tmp_path, numbers) for numbers in ({1, 2}, {2}, {3})]
+    mentions.update(tmp_path)
+    file = tmp_path / rids.NAME
+    data = file.read_bytes()
+    assert Mentions(tmp_path).candidates("r1", names) == names[:1]
+    for place in range(len(data)):
+        for damaged in (data[:place], data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]):
+            file.write_bytes(damaged)
+            assert Mentions(tmp_path).candidates("r1", names) == names
+    mentions.update(tmp_path)
+    assert file.read_bytes() == data
+
+
+def test_requests_are_found_in_many_segments_with_the_file_about_them(run_dir: Path) -> None:
+    directory = run_dir / "rank=0"
+    sink = record(run_dir, range(40), limits=Limits(passes=1))
+    before = Run.open(run_dir)
+    check_everything(before)
+    mentions.update(directory)
+    assert (directory / rids.NAME).is_file()
+    for run in (before, Run.open(run_dir)):
+        check_everything(run)
+    for number in range(40, 50):
+        sink.write(pass_frame(number))
+    check_everything(before)
+    sink.close()
+    check_everything(before)
+    (segment,) = [each for each in list_segments(run_dir, 0) if each.has_pass(20)]
+    (segment.path / rids.NAME).unlink()
+    assert before.request_rows("r19-0"), "a segment that doesn't mention it is not looked at"
+    with pytest.raises(RunFormatError, match=rids.NAME):
+        Run.open(run_dir).request_rows("r20-0")
+
+
+def test_the_file_about_all_goes_when_few_are_left(run_dir: Path) -> None:
+    directory = run_dir / "rank=0"
+    record(run_dir, range(40), limits=Limits(passes=1)).close()
+    mentions.update(directory)
+    assert (directory / rids.NAME).is_file()
+    tidy(directory, MergeLimits(), 0.0, final=True)
+    check_everything(Run.open(run_dir))
+    mentions.update(directory)
+    assert not (directory / rids.NAME).exists()
+    check_everything(Run.open(run_dir))
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------
