@@ -20,6 +20,7 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.decisions import append
+from schedscope.recorder.files import Within
 from schedscope.recorder.frame import Body, Rows, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import Part
@@ -212,9 +213,8 @@ class Replayer:
         """The scheduler at a place to begin. Raises RunFormatError."""
         if not start.is_checkpoint:
             return Rebuild(Scheduler(self.config, tracer))
-        part = self.parts[start.part]
-        ticks = part.table("checkpoints", ("seq",)).column("seq").to_pylist()
-        state = part.table("checkpoints", ("state",)).column("state")[ticks.index(start.tick)].as_py()
+        found = self.parts[start.part].table("checkpoints", ("state",), Within("seq", start.tick, start.tick))
+        state = found.column("state")[0].as_py()
         try:
             checkpoint = Checkpoint(state)
             snapshot = checkpoint.unpack(self._texts(start, set(checkpoint.sources)))
@@ -432,6 +432,6 @@ class Replayer:
 
 def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
     """What the checkpoints of these ticks carried."""
-    found = part.table("checkpoints", ("seq", "carried"))
+    found = part.table("checkpoints", ("seq", "carried"), Within("seq", min(wanted), max(wanted)))
     found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
     return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))
