@@ -275,6 +275,9 @@ FROM tail t JOIN judged j ON j.id = t.id AND j.pass = t.behind;
 """
 
 _CHARGED = """
+-- Nothing below asks what passes said; of a long run that is much memory.
+DROP TABLE said;
+
 CREATE TEMP TABLE charge AS
 WITH gated AS (
     SELECT id, rank, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')

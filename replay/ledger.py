@@ -188,7 +188,7 @@ def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedge
     rows = run.request_rows(rid, rank)
     rank = _rank_of(rows) if rank is None else rank
     life = _last_life(run, rank, rows)
-    connection = duckdb.connect()
+    connection = duckdb.connect(config={"threads": 1})  # there is too little to share
     for name, table in _tables_around(run, rank, life).items():
         connection.register(name, table)
     charge(connection)
