@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 import cyclopts
 from schedscope.engine.errors import SchedscopeError
+from schedscope.engine.garbage import collecting_less
 
 app = cyclopts.App(
     name="schedscope",
@@ -57,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        with collecting_less():  # the command is imported here
+            command, given, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        result = command(*given.args, **given.kwargs)
         sys.stdout.flush()
     except SchedscopeError as error:
         print(f"schedscope: {error}", file=sys.stderr)
@@ -80,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    if argv is None:
+        gc.freeze()  # the program ends: no one needs its memory back piece by piece
     return result if isinstance(result, int) else 0
 
 

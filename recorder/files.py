@@ -45,7 +45,7 @@ class Within(NamedTuple):
     def rows(self, table: pa.Table) -> pa.Table:
         """Those of a table that has the column."""
         value = table[self.column]
-        return table.filter(pc.and_(pc.greater_equal(value, self.first), pc.less_equal(value, self.last)))
+        return picked(table, pc.and_(pc.greater_equal(value, self.first), pc.less_equal(value, self.last)))
 
 
 class RowGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -332,6 +332,15 @@ class OpenFiles:
         recent = self._groups.setdefault(file.path.name, _Recent(self._size_limit))
         return recent.get((file.path, number), lambda: file.read(None, [number]))
 
+    def read(self, file: TableFile, columns: Sequence[str] | None, groups: Sequence[int]) -> pa.Table:
+        """Columns of row groups, as of `TableFile.read`; of those that are kept decoded, nothing is read again."""
+        recent = self._groups.get(file.path.name)
+        kept = {number: rows for number in groups if recent and (rows := recent.peek((file.path, number))) is not None}
+        if not kept:
+            return file.read(columns, groups)
+        found = [kept[number] if number in kept else file.read(columns, [number]) for number in groups]
+        return pa.concat_tables(found if columns is None else [rows.select(list(columns)) for rows in found])
+
     def other(self, file: TableFile, make: Callable[[], pa.Table]) -> pa.Table:
         """What `make` makes of the whole file."""
         return self._groups.setdefault(file.path.name, _Recent(self._size_limit)).get((file.path, None), make)
@@ -344,6 +353,10 @@ class _Recent:
         self._limit = limit
         self._kept: OrderedDict[object, tuple[pa.Table, int]] = OrderedDict()
         self._size = 0
+
+    def peek(self, key: object) -> pa.Table | None:
+        """The table of that key if it is kept."""
+        return self._kept[key][0] if key in self._kept else None
 
     def get(self, key: object, make: Callable[[], pa.Table]) -> pa.Table:
         """The table of that key, which `make` makes if it isn't kept."""
@@ -376,6 +389,25 @@ def _values(column: pa.Array) -> list[Any]:
         column = column.dictionary_decode()
     values: list[Any] = column.to_pylist()
     return values
+
+
+def needed(columns: Sequence[str] | None, within: Within | None) -> Sequence[str] | None:
+    """The columns to read: that by which rows are chosen is one."""
+    return columns if columns is None or within is None else list(dict.fromkeys((*columns, within.column)))
+
+
+def cut(rows: pa.Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
+    """Of rows that were read, what was asked for."""
+    kept = rows if within is None else within.rows(rows)
+    return kept if columns is None else kept.select(list(columns))
+
+
+def picked(rows: pa.Table, hits: pa.ChunkedArray) -> pa.Table:
+    """The rows of a mask. Where they stand together, as they mostly do, a slice: it costs nothing."""
+    count = pc.sum(hits).as_py() or 0
+    start = max(pc.index(hits, True).as_py(), 0)
+    together = not count or pc.sum(hits.slice(start, count)).as_py() == count
+    return rows.slice(start, count) if together else rows.filter(hits)
 
 
 def plain(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import OpenFiles, Within
+from schedscope.recorder.files import OpenFiles, Within, cut
 from schedscope.recorder.journal import Journal, JournalTail, read_ring
 from schedscope.recorder.listing import Directory, Listing
 from schedscope.recorder.lock import is_held
@@ -67,40 +67,34 @@ class Part:
 
         Raises RunFormatError, naming the file, for one that can't be read.
         """
+        if isinstance(self._source, Journal):
+            return cut(self._source.table(name), columns, within)
         table = TABLES[name]
-        if within is None:
-            return self._read(table, columns, None)
-        wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
-        kept = within.rows(self._read(table, wanted, within))
-        return kept if columns is None else kept.select(list(columns))
+        try:
+            return self._source.read(table, columns, within=within)
+        except FileNotFoundError:
+            return self._read_merged(self._source, table, columns, within)
 
     def file(self, table: Table) -> Path | None:
         """The file with its rows of a table; None if there is none."""
         return self._source.file(table) if isinstance(self._source, Segment) else None
 
-    def chunks(self, name: str) -> Iterator[pa.Table]:
-        """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
+    def chunks(
+        self, name: str, columns: Sequence[str] | None = None, within: Within | None = None
+    ) -> Iterator[pa.Table]:
+        """The same a row group at a time: what a big part holds need not be in memory at once."""
         if isinstance(self._source, Journal):
-            yield self.table(name)
+            yield self.table(name, columns, within)
             return
-        done = 0
+        table = TABLES[name]
         try:
-            for rows in self._source.chunks(TABLES[name]):
-                yield rows
-                done += rows.num_rows
+            yield from self._source.chunks(table, columns, within)
         except FileNotFoundError:
-            yield self._read_merged(self._source, TABLES[name], None).slice(done)
+            yield self._read_merged(self._source, table, columns, within)
 
-    def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
-        if isinstance(self._source, Journal):
-            rows = self._source.table(table.name)
-            return rows if columns is None else rows.select(list(columns))
-        try:
-            return self._source.read(table, columns, within=within)
-        except FileNotFoundError:
-            return self._read_merged(self._source, table, columns)
-
-    def _read_merged(self, source: Segment, table: Table, columns: Sequence[str] | None) -> pa.Table:
+    def _read_merged(
+        self, source: Segment, table: Table, columns: Sequence[str] | None, within: Within | None
+    ) -> pa.Table:
         for _ in range(_TRIES):
             names = Directory(source.path.parent).look().segments
             for name in names:
@@ -111,7 +105,8 @@ class Part:
                     return table.arrow.empty_table().select(list(columns or table.names))
                 if segment.first_number <= source.first_number and source.last_number <= segment.last_number:
                     try:
-                        return segment.read(table, columns, rows=segment.rows_of(table.name, source))
+                        rows = segment.rows_of(table.name, source)
+                        return segment.read(table, columns, within=within, rows=rows)
                     except FileNotFoundError:
                         break
             else:

@@ -21,7 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.files import PASS, FileFacts, OpenFiles, TableFile, Within, dictionaries, plain, write_table
+from schedscope.recorder.files import (
+    PASS,
+    FileFacts,
+    OpenFiles,
+    TableFile,
+    Within,
+    cut,
+    dictionaries,
+    needed,
+    picked,
+    plain,
+    write_table,
+)
 from schedscope.recorder.frame import SCHEMA_VERSION
 from schedscope.recorder.journal import SORTED, Journal
 from schedscope.recorder.manifest import Gap, own_version, sync, write_file
@@ -156,42 +168,45 @@ class Segment:
         """Its rows of a table, in recorded order.
 
         Args:
-            within: only row groups that can hold such rows.
+            within: only such rows, for which no more row groups than needed are read.
             rows: only these, from one up to another.
         """
-        schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
+        schema = _schema(table, columns)
         file = self._open(table)
         if file is None:
             return schema.empty_table()
         if self._is_old:
-            found = self._upgraded(table, file).select(schema.names)
-            return found if rows is None else found.slice(rows[0], rows[1] - rows[0])
-        groups = list(range(len(file.groups))) if within is None else file.groups_with(within)
+            found = self._upgraded(table, file)
+            return cut(found if rows is None else found.slice(rows[0], rows[1] - rows[0]), columns, within)
+        groups = _groups(file, within)
         skipped = 0
         if rows is not None:
             groups, skipped = _overlapping([group.rows for group in file.groups], *rows)
         if not groups:
             return schema.empty_table()
-        found = file.read(columns, groups)
+        found = self._files.read(file, needed(columns, within), groups)
         if rows is not None:
             found = found.slice(rows[0] - skipped, rows[1] - rows[0])
-        return plain(found, schema)
+        return plain(cut(found, columns, within), schema)
 
     def metadata(self, table: Table) -> pq.FileMetaData | None:
         """The Parquet footer of a table's file; None if there are no rows."""
         file = self._open(table)
         return None if file is None else file.metadata
 
-    def chunks(self, table: Table) -> Iterator[pa.Table]:
-        """All rows of a table, a row group at a time."""
+    def chunks(
+        self, table: Table, columns: Sequence[str] | None = None, within: Within | None = None
+    ) -> Iterator[pa.Table]:
+        """What `read` gives, a row group at a time."""
         file = self._open(table)
         if file is None:
             return
         if self._is_old:
-            yield self._upgraded(table, file)
+            yield cut(self._upgraded(table, file), columns, within)
             return
-        for number in range(len(file.groups)):
-            yield plain(file.read(None, [number]), table.arrow)
+        schema = _schema(table, columns)
+        for number in _groups(file, within):
+            yield plain(cut(file.read(needed(columns, within), [number]), columns, within), schema)
 
     def read_pass(self, table: Table, number: int) -> list[dict[str, Any]]:
         """The rows of one pass, as dictionaries."""
@@ -350,17 +365,19 @@ def _overlapping(sizes: Sequence[int], start: int, stop: int) -> tuple[list[int]
     return groups, skipped
 
 
+def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
+    return table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
+
+
+def _groups(file: TableFile, within: Within | None) -> list[int]:
+    return list(range(len(file.groups))) if within is None else file.groups_with(within)
+
+
 def _of_pass(table: Table, rows: pa.Table, number: int) -> pa.Table:
     """The rows of a pass."""
     numbers = rows["pass"]
     if table.name not in SORTED:
-        # They mostly stand together all the same, and a slice costs nothing.
-        wanted = pa.scalar(number, pa.int64())
-        hits = pc.equal(numbers, wanted)
-        count = pc.sum(hits).as_py() or 0
-        start = pc.index(numbers, wanted).as_py()
-        together = not count or pc.sum(hits.slice(start, count)).as_py() == count
-        return rows.slice(max(start, 0), count) if together else rows.filter(hits)
+        return picked(rows, pc.equal(numbers, pa.scalar(number, pa.int64())))
 
     def at(place: int) -> int:
         found: int = numbers[place].as_py()

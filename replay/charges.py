@@ -146,8 +146,14 @@ SELECT row_number() OVER (ORDER BY rank, enter_ns, rid) AS id, e.rank, e.rid,
 FROM every e JOIN last USING (rank)
 WHERE coalesce(e.leave_ns, greatest(last.last_ns, e.enter_ns)) >= e.enter_ns;
 
+-- `entry` orders requests by when they joined the queue: the pass that first saw them, and the place it found them in.
+CREATE TEMP TABLE known AS
+SELECT rank, rid, min(pass << 24 | place_before) AS entry,
+    count(*) FILTER (admitted AND place_before IS NOT NULL) AS times
+FROM decisions GROUP BY rank, rid;
+
 CREATE TEMP TABLE name AS
-SELECT rid, row_number() OVER () AS name FROM (SELECT DISTINCT rid FROM decisions UNION SELECT rid FROM stay);
+SELECT rid, row_number() OVER () AS name FROM (SELECT DISTINCT rid FROM known UNION SELECT rid FROM stay);
 
 CREATE TEMP TABLE span AS SELECT s.*, n.name FROM stay s JOIN name n USING (rid);
 """
@@ -181,32 +187,28 @@ FROM (SELECT *, unnest(range(first_slot, last_slot + 1)) AS slot FROM bounded WH
 """
 
 _SAID = """
--- `entry` orders requests by when they joined the queue: the pass that first saw them, and the place it found them in.
--- Stays of one request are told apart by its admissions.
+-- Of those that waited, were admitted, or ended a pass. Stays of one request are told apart by its admissions.
 CREATE TEMP TABLE said AS
-WITH known AS (
-    SELECT d.rank, d.pass, n.name, d.admitted, d.place_before, d.extend_len, d.matched, d.deprioritized, d.partner,
-        d.result, d.reason, d.need,
-        CASE WHEN d.key_names LIKE 'signed_priority%' THEN split_part(d.key, ',', 1) END AS urgency,
-        CASE WHEN d.reason IN ('memory', 'memory_future', 'input_budget') THEN floor(d.need - d.have)::BIGINT + 1
-             WHEN d.reason = 'memory_ignore_eos' THEN ceil(d.need - d.have)::BIGINT END AS short
-    FROM decisions d JOIN name n USING (rid)
-),
-once AS (
-    SELECT rank, name, min(pass << 24 | place_before) AS entry, count(*) FILTER (admitted) AS times
-    FROM known WHERE place_before IS NOT NULL GROUP BY rank, name
-),
-often AS (
-    SELECT rank, pass, name, min(pass << 24 | place_before) OVER (PARTITION BY rank, name, stay) AS entry
+WITH often AS (
+    SELECT rank, pass, rid, min(pass << 24 | place_before) OVER (PARTITION BY rank, rid, stay) AS entry
     FROM (
-        SELECT rank, pass, name, place_before, coalesce(sum(admitted::INT) OVER (
-            PARTITION BY rank, name ORDER BY pass ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stay
-        FROM known SEMI JOIN (FROM once WHERE times > 1) USING (rank, name) WHERE place_before IS NOT NULL
+        SELECT rank, pass, rid, place_before, coalesce(sum(admitted::INT) OVER (
+            PARTITION BY rank, rid ORDER BY pass ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stay
+        FROM decisions SEMI JOIN (FROM known WHERE times > 1) USING (rank, rid) WHERE place_before IS NOT NULL
     )
 )
-SELECT known.*, coalesce(often.entry, once.entry) AS entry
-FROM known LEFT JOIN once ON once.rank = known.rank AND once.name = known.name AND place_before IS NOT NULL
-    LEFT JOIN often ON often.rank = known.rank AND often.pass = known.pass AND often.name = known.name;
+SELECT d.rank, d.pass, n.name, d.admitted, d.place_before, d.extend_len, d.matched, d.deprioritized, d.partner,
+    d.result, d.reason, d.need,
+    CASE WHEN d.key_names LIKE 'signed_priority%' THEN split_part(d.key, ',', 1) END AS urgency,
+    CASE WHEN d.reason IN ('memory', 'memory_future', 'input_budget') THEN floor(d.need - d.have)::BIGINT + 1
+         WHEN d.reason = 'memory_ignore_eos' THEN ceil(d.need - d.have)::BIGINT END AS short,
+    CASE WHEN d.place_before IS NOT NULL THEN coalesce(often.entry, n.entry) END AS entry
+FROM decisions d
+    JOIN (
+        SELECT k.rank, k.rid, name.name, k.entry, EXISTS (FROM stay s WHERE s.rank = k.rank AND s.rid = k.rid) AS waits
+        FROM known k JOIN name USING (rid)
+    ) n ON n.rank = d.rank AND n.rid = d.rid AND (n.waits OR d.admitted OR d.result IS NOT NULL)
+    LEFT JOIN often ON often.rank = d.rank AND often.pass = d.pass AND often.rid = d.rid;
 
 -- `upto` sums what was computed for it and for those that joined the queue after it.
 CREATE TEMP TABLE joined AS
@@ -273,6 +275,9 @@ FROM tail t JOIN judged j ON j.id = t.id AND j.pass = t.behind;
 """
 
 _CHARGED = """
+-- Nothing below asks what passes said; of a long run that is much memory.
+DROP TABLE said;
+
 CREATE TEMP TABLE charge AS
 WITH gated AS (
     SELECT id, rank, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')

@@ -188,7 +188,7 @@ def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedge
     rows = run.request_rows(rid, rank)
     rank = _rank_of(rows) if rank is None else rank
     life = _last_life(run, rank, rows)
-    connection = duckdb.connect()
+    connection = duckdb.connect(config={"threads": 1})  # there is too little to share
     for name, table in _tables_around(run, rank, life).items():
         connection.register(name, table)
     charge(connection)
@@ -295,7 +295,7 @@ def _span(
 
 def _rank_of(rows: Rows) -> int:
     """The rank that knows the request; the last one to hear of it if several do."""
-    ranks: list[int] = [row["rank"] for name in ("requests", "events", "decisions") for row in rows[name]]
+    ranks: list[int] = sorted({row["rank"] for name in ("requests", "events", "decisions") for row in rows[name]})
     ended = {row["rank"]: row["finish_ns"] for row in rows["requests"]}
     return max(ranks, key=lambda rank: (rank not in ended, ended.get(rank, 0)))
 
@@ -347,14 +347,17 @@ def _tables_around(run: Run, rank: int, life: Rows) -> dict[str, pa.Table]:
 
 
 def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | None) -> pa.Table:
-    """The steps while it lived, and one before."""
+    """The steps while it may have waited, and one before and behind."""
     steps = run.table("steps", rank, STEP_COLUMNS, around)
     ended = life["requests"][-1:]
-    known = set(steps["step"].to_pylist())
+    known = range(steps["step"][0].as_py(), steps["step"][-1].as_py() + 1) if len(steps) else range(0)
     if around is not None and not all(row["step"] in known for row in life["events"]):
         steps = run.table("steps", rank, STEP_COLUMNS)
     if ended:
-        first_ns, last_ns = ended[0]["arrive_ns"], ended[0]["finish_ns"]
+        (row,) = ended
+        first_ns, last_ns = row["arrive_ns"], row["finish_ns"]
+        if row["admit_ns"] is not None and not row["retractions"] + row["preemptions"]:
+            last_ns = row["admit_ns"]
         before = pc.sum(pc.less_equal(steps["start_ns"], first_ns)).as_py() or 0
         until = pc.sum(pc.less_equal(steps["start_ns"], last_ns)).as_py() or 0
     else:

@@ -20,6 +20,7 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.tracer import Tracer
 from schedscope.recorder.checkpoint import Checkpoint
 from schedscope.recorder.decisions import append
+from schedscope.recorder.files import PASS, Within
 from schedscope.recorder.frame import Body, Rows, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import Part
@@ -212,9 +213,8 @@ class Replayer:
         """The scheduler at a place to begin. Raises RunFormatError."""
         if not start.is_checkpoint:
             return Rebuild(Scheduler(self.config, tracer))
-        part = self.parts[start.part]
-        ticks = part.table("checkpoints", ("seq",)).column("seq").to_pylist()
-        state = part.table("checkpoints", ("state",)).column("state")[ticks.index(start.tick)].as_py()
+        found = self.parts[start.part].table("checkpoints", ("state",), Within("seq", start.tick, start.tick))
+        state = found.column("state")[0].as_py()
         try:
             checkpoint = Checkpoint(state)
             snapshot = checkpoint.unpack(self._texts(start, set(checkpoint.sources)))
@@ -247,7 +247,7 @@ class Replayer:
         rebuild = self.rebuild(start, recollection)
         recollection.attach(rebuild.scheduler)
         try:
-            for script in self._scripts(start):
+            for script in self._scripts(start, rebuild.tick):
                 for turn in rebuild.turns(script):
                     rebuild.take(turn, script)
                     yield Replayed(turn, recollection.take())
@@ -316,7 +316,7 @@ class Replayer:
     def _go_on(self, rebuild: Rebuild, start: Start, number: int) -> Moment:
         """Re-run what began at a place, up to a pass."""
         try:
-            for script in self._scripts(start, number):
+            for script in self._scripts(start, rebuild.tick, number):
                 for turn in rebuild.turns(script):
                     if turn.pass_number is not None and turn.pass_number >= number:
                         return self._look(rebuild, turn, number)
@@ -341,7 +341,7 @@ class Replayer:
         if listener is not None:
             listener.attach(rebuild.scheduler)
         try:
-            for script in self._scripts(start):
+            for script in self._scripts(start, rebuild.tick):
                 for turn in rebuild.turns(script):
                     if turn.pass_number is not None and turn.pass_number >= number:
                         yield self._look(rebuild, turn, number)
@@ -361,7 +361,7 @@ class Replayer:
         rebuild = self.rebuild(start)
         last = max(steps)
         try:
-            for script in self._scripts(start):
+            for script in self._scripts(start, rebuild.tick):
                 for turn in rebuild.turns(script):
                     if turn.step > last:
                         return
@@ -373,13 +373,13 @@ class Replayer:
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
 
-    def _scripts(self, start: Start, number: int | None = None) -> Iterator[Script]:
-        """What was fed from a place to begin on, up to the step of a pass if a number is given."""
-        for i, part in enumerate(self.parts[start.part :]):
-            after = start.tick if i == 0 else 0
+    def _scripts(self, start: Start, after: int, number: int | None = None) -> Iterator[Script]:
+        """What was fed from a place to begin on, behind a tick, and up to the step of a pass if a number is given."""
+        for part in self.parts[start.part :]:
             until = None
             if number is not None:
-                until = next((tick for tick, made in rows_of(part, "steps", ("seq", "pass")) if made == number), None)
+                within = Within(PASS, number, number)
+                until = next((tick for (tick,) in rows_of(part, "steps", ("seq",), within)), None)
             yield from read_scripts(part, after, until)
             if until is not None:
                 return
@@ -432,6 +432,6 @@ class Replayer:
 
 def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
     """What the checkpoints of these ticks carried."""
-    found = part.table("checkpoints", ("seq", "carried"))
+    found = part.table("checkpoints", ("seq", "carried"), Within("seq", min(wanted), max(wanted)))
     found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
     return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -81,10 +80,9 @@ def read_scripts(part: Readable, after: int = 0, until: int | None = None) -> It
 
     Raises RunFormatError.
     """
-    ticks = values_of(part.table("steps", ("seq",)).column("seq"))
-    begin, end = bisect_right(ticks, after), len(ticks) if until is None else bisect_right(ticks, until)
-    ends = [*ticks[begin + _STEPS - 1 : end : _STEPS], _FOREVER if until is None else until]
-    for first, last in pairwise([after, *ends]):
+    end = _FOREVER if until is None else until
+    ticks = values_of(part.table("steps", ("seq",), Within("seq", after + 1, end)).column("seq"))
+    for first, last in pairwise([after, *ticks[_STEPS - 1 :: _STEPS], end]):
         if first < last:
             yield _read_script(part, Within("seq", first + 1, last))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.recorder.files import Within
-from schedscope.replay.columns import Readable, packed_lists, values_of
+from schedscope.recorder.parts import Part
+from schedscope.replay.columns import packed_lists, values_of
 
 _COLUMNS = ("seq", "rid", "position", "ids")
 
@@ -19,28 +20,31 @@ class Sequences:
     """
 
     def __init__(self, wanted: set[int], until: int) -> None:
+        self._ticks = wanted
         self._wanted = pa.array(wanted, pa.int64())
         self._within = Within("seq", min(wanted, default=until), until)
         self._found: dict[int, bytearray] = {}
         self._growing: dict[str, int] = {}
         """Arrival of the request that has an rid now."""
 
-    def read(self, part: Readable) -> None:
-        """Take in the next part of the log."""
+    def read(self, part: Part) -> None:
+        """Take in the next part of the log, of which no more than a row group is in memory."""
         if not len(self._wanted):
             return
-        rows = part.table("tokens", _COLUMNS, self._within)
+        for rows in part.chunks("tokens", _COLUMNS, self._within):
+            self._take_in(rows)
+
+    def _take_in(self, rows: pa.Table) -> None:
         begins = pc.equal(rows.column("position"), 0)
         arrived = pc.and_(begins, pc.is_in(rows.column("seq"), self._wanted))
         # An rid may come again: all that begin under one of these are looked at, few of them in vain.
         rids = pa.concat_arrays([pa.array(self._growing, pa.string()), *rows.filter(arrived).column("rid").chunks])
         rows = rows.filter(pc.is_in(rows.column("rid"), rids))
-        wanted = set(self._wanted.to_pylist())
         columns = (values_of(rows.column(name)) for name in _COLUMNS[:3])
         for tick, rid, position, ids in zip(*columns, packed_lists(rows.column("ids")), strict=True):
             if position == 0:
                 self._growing.pop(rid, None)
-                if tick in wanted:
+                if tick in self._ticks:
                     self._growing[rid] = tick
                     self._found[tick] = bytearray(ids)
             elif rid in self._growing:

@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from schedscope.engine.garbage import collecting_less
 from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.files import Within
 from schedscope.recorder.frame import Rows
@@ -210,7 +210,7 @@ class _Comparison:
 
     def run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
         """Compare up to a pass, to before a step, or to the end. Raises LostError; see `finish` then."""
-        with _collecting_less():
+        with collecting_less():
             return self._run(stop_pass, stop_step, progress)
 
     def _run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
@@ -285,18 +285,6 @@ class _Comparison:
             yield Divergence(
                 self._replayer.rank, turn.pass_number, turn.step, "requests", None, "rows", count + left, count
             )
-
-
-@contextmanager
-def _collecting_less() -> Iterator[None]:
-    """Python's collector would look at a batch's many rows again and again, which takes as long as all the rest."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _NAMES = {name: TABLES[name].names[1:] for name in INDEX}

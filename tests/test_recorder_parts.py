@@ -68,6 +68,20 @@ def test_a_table_of_some_ticks(tmp_path: Path, merged: bool, monkeypatch: pytest
             assert found == wanted
             steps = [row for part in run.parts(0) for row in part.table(name, ["step"], within).to_pylist()]
             assert steps == [{"step": row["step"]} for row in wanted]
+            chunks = [chunk for part in run.parts(0) for chunk in part.chunks(name, ["step"], within)]
+            assert [row for chunk in chunks for row in chunk.to_pylist()] == steps
+
+
+def test_a_table_is_the_same_where_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLES, "decisions", replace(TABLES["decisions"], row_group=20))
+    path = simulate(tmp_path, SchedulerConfig(max_total_tokens=600), seed=2, requests=40)
+    run = Run.open(path)
+    rows = run.request_rows(run.table("requests", 0, ["rid"])["rid"][20].as_py(), 0)["decisions"]
+    for first, last in ((0, 10**6), (rows[0]["pass"], rows[-1]["pass"]), (rows[-1]["pass"] + 1, 10**6)):
+        for columns in (None, ["rid", "reason"]):
+            kept, read = (each.table("decisions", 0, columns, (first, last)) for each in (run, Run.open(path)))
+            assert kept.equals(read)
+    assert run.table("decisions", 0).equals(Run.open(path).table("decisions", 0))
 
 
 def test_foreign_files_are_left_out(run_dir: Path) -> None:
