@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench_explain import record
 from schedscope.recorder.run import Run
 from schedscope.tui.app import ScopeApp
 from schedscope.tui.cursor import Cursor, parse_at
@@ -148,7 +147,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(opened(path, spawned) if options.only == "open" else moved(path, options.times))))
         return
     with tempfile.TemporaryDirectory(prefix="schedscope-bench-", dir=options.folder) as folder:
-        path = options.run or record(Path(folder), options.passes)
+        path = options.run or _record(Path(folder), options.passes)
         passes = Run.open(path).passes(0).count
         opens = [_alone("open", path, options) for _ in range(options.opens)]
         figures: dict[str, Any] = {
@@ -159,6 +158,12 @@ def main() -> None:
     _print(figures)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _record(folder: Path, passes: int) -> Path:
+    from bench_explain import record  # which loads far more than the terminal does, and that is measured here
+
+    return record(folder, passes)
 
 
 def _alone(only: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -66,29 +66,27 @@ class Part:
 
         Raises RunFormatError, naming the file, for one that can't be read.
         """
-        table = TABLES[name]
-        if within is None:
-            return self._read(table, columns, None)
-        wanted = None if columns is None else list(dict.fromkeys((*columns, within.column)))
-        kept = within.rows(self._read(table, wanted, within))
-        return kept if columns is None else kept.select(list(columns))
+        return _kept(self._read(TABLES[name], _with(within, columns), within), within, columns)
 
     def file(self, table: Table) -> Path | None:
         """The file with its rows of a table; None if there is none."""
         return self._source.file(table) if isinstance(self._source, Segment) else None
 
-    def chunks(self, name: str) -> Iterator[pa.Table]:
-        """All its rows of a table, a row group at a time: what a big part holds need not be in memory at once."""
+    def chunks(
+        self, name: str, columns: Sequence[str] | None = None, within: Within | None = None
+    ) -> Iterator[pa.Table]:
+        """What `table` gives, a row group at a time: what a big part holds need not be in memory at once."""
         if isinstance(self._source, Journal):
-            yield self.table(name)
+            yield self.table(name, columns, within)
             return
         done = 0
         try:
-            for rows in self._source.chunks(TABLES[name]):
-                yield rows
-                done += rows.num_rows
+            for rows in self._source.chunks(TABLES[name], _with(within, columns), within):
+                kept = _kept(rows, within, columns)
+                yield kept
+                done += kept.num_rows
         except FileNotFoundError:
-            yield self._read_merged(self._source, TABLES[name], None).slice(done)
+            yield self.table(name, columns, within).slice(done)
 
     def _read(self, table: Table, columns: Sequence[str] | None, within: Within | None) -> pa.Table:
         if isinstance(self._source, Journal):
@@ -116,6 +114,16 @@ class Part:
             else:
                 raise RunFormatError(f"{source.path}: it is gone, and no other segment has its rows")
         raise RunFormatError(f"{source.path}: segments come and go too fast to be read")
+
+
+def _with(within: Within | None, columns: Sequence[str] | None) -> list[str] | None:
+    """The columns to read for these columns of the rows within; None: all."""
+    return None if columns is None else list(dict.fromkeys((*columns, *([within.column] if within else []))))
+
+
+def _kept(rows: pa.Table, within: Within | None, columns: Sequence[str] | None) -> pa.Table:
+    kept = rows if within is None else within.rows(rows)
+    return kept if columns is None else kept.select(list(columns))
 
 
 class _Extent(NamedTuple):

@@ -182,16 +182,19 @@ class Segment:
         file = self._open(table)
         return None if file is None else file.metadata
 
-    def chunks(self, table: Table) -> Iterator[pa.Table]:
-        """All rows of a table, a row group at a time."""
+    def chunks(
+        self, table: Table, columns: Sequence[str] | None = None, within: Within | None = None
+    ) -> Iterator[pa.Table]:
+        """What `read` gives, a row group at a time."""
         file = self._open(table)
         if file is None:
             return
         if self._is_old:
-            yield self._upgraded(table, file)
+            yield self._upgraded(table, file).select(list(columns or table.names))
             return
-        for number in range(len(file.groups)):
-            yield plain(file.read(None, [number]), table.arrow)
+        schema = table.arrow if columns is None else pa.schema([table.arrow.field(name) for name in columns])
+        for number in range(len(file.groups)) if within is None else file.groups_with(within):
+            yield plain(file.read(columns, [number]), schema)
 
     def read_pass(self, table: Table, number: int) -> list[dict[str, Any]]:
         """The rows of one pass, as dictionaries."""

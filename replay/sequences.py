@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.recorder.files import Within
-from schedscope.replay.columns import Readable, packed_lists, values_of
+from schedscope.recorder.parts import Part
+from schedscope.replay.columns import packed_lists, values_of
 
 _COLUMNS = ("seq", "rid", "position", "ids")
 
@@ -25,11 +26,13 @@ class Sequences:
         self._growing: dict[str, int] = {}
         """Arrival of the request that has an rid now."""
 
-    def read(self, part: Readable) -> None:
+    def read(self, part: Part) -> None:
         """Take in the next part of the log."""
-        if not len(self._wanted):
-            return
-        rows = part.table("tokens", _COLUMNS, self._within)
+        if len(self._wanted):
+            for rows in part.chunks("tokens", _COLUMNS, self._within):
+                self._take_in(rows)
+
+    def _take_in(self, rows: pa.Table) -> None:
         begins = pc.equal(rows.column("position"), 0)
         arrived = pc.and_(begins, pc.is_in(rows.column("seq"), self._wanted))
         # An rid may come again: all that begin under one of these are looked at, few of them in vain.

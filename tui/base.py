@@ -168,8 +168,8 @@ class Base(App[None]):
         return super().on_event(event)
 
     def _sweep(self) -> None:
-        if not self.busy and time.monotonic() - self._touched > SWEEP_S:
-            self._sweeper.sweep()
+        if time.monotonic() - self._touched > SWEEP_S:
+            self._sweeper.sweep(busy=self.busy)
 
     def _hint(self) -> None:
         words = Text(no_wrap=True, overflow="ellipsis")

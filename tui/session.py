@@ -28,8 +28,8 @@ from schedscope.replay.walker import Visited, Walker
 from schedscope.tui.cursor import Cursor
 
 PAGES = 32
-LIVES = 16
-_DECODED_BYTES = 8 * 2**20
+LIVES = 8
+_DECODED_BYTES = 6 * 2**20
 """Row groups of a table that stay in memory, of all readers together."""
 _TIMELINE_MB = 64
 _SQL_ROWS = 10_000

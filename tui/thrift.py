@@ -13,8 +13,10 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """Of glibc's mallopt."""
 _OWN_PAGES = 256 * 1024
 """Bytes from which on an allocation goes back to the system as soon as it is freed, however often that happens."""
-_NEW_ONLY = 5_000, 5, 10_000
-"""Thresholds of Python's three generations; the third is never reached, it is swept."""
+_GENERATIONS = 5_000, 5, 12
+"""Thresholds of Python's generations: many small collections, and a large one only where there is no time to sweep."""
+_MUCH = 3
+"""Collections of what is new after which it is worth it to sweep although something is still worked out."""
 _ARENAS = 2
 """As many threads as here would otherwise each keep what they freed for themselves."""
 
@@ -45,11 +47,11 @@ class Sweeper:
         gc.collect()
         # What is there now stays: modules, widgets.
         gc.freeze()
-        gc.set_threshold(*_NEW_ONLY)
+        gc.set_threshold(*_GENERATIONS)
 
-    def sweep(self) -> None:
+    def sweep(self, *, busy: bool = False) -> None:
         """Collect, if there is anything worth it."""
-        if gc.get_count()[2]:
+        if gc.get_count()[2] >= (_MUCH if busy else 1):
             gc.collect()
             give_back()
 
