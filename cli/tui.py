@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from schedscope.cli.options import LogDir, RunName
-from schedscope.recorder.run import Run, resolve_run
 
 
 def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log: LogDir = None) -> int:
@@ -16,6 +15,11 @@ def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log
     compare
         Another run, to show beside this one.
     """
+    from schedscope.tui.thrift import economize
+
+    economize()
+
+    from schedscope.recorder.run import Run, resolve_run
     from schedscope.tui.app import ScopeApp
     from schedscope.tui.cursor import parse_at
     from schedscope.tui.session import Session

@@ -7,6 +7,7 @@ group and one for the rest, and nothing is decoded that doesn't match.
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -194,6 +195,7 @@ class TableFile:
         self.path = path
         self._facts = facts
         self._checked = False
+        self._reading = threading.Lock()
         self._fd = -1
         bring(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -244,7 +246,8 @@ class TableFile:
         try:
             for number in chosen:
                 self._check_group(number)
-            found = self._file.read_row_groups(chosen, columns=wanted, use_threads=len(chosen) > 1)
+            with self._reading:
+                found = self._file.read_row_groups(chosen, columns=wanted, use_threads=len(chosen) > 1)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from None
         return found if wanted is None else found.select(wanted)
@@ -303,6 +306,8 @@ class TableFile:
 class OpenFiles:
     """What was read last, so that looking there again is fast: files, still open, and row groups, decoded.
 
+    Several readers of a run may share it, on any threads.
+
     Args:
         files: how many stay open.
         size: bytes of row groups of a table that stay in memory. Each table has its own: otherwise those of
@@ -312,30 +317,35 @@ class OpenFiles:
     def __init__(self, files: int = _OPEN, size: int = _DECODED_BYTES) -> None:
         self._limit = files
         self._size_limit = size
+        self._lock = threading.RLock()
+        """Held while a row group is decoded, too: two threads that want the same one decode it once."""
         self._files: OrderedDict[Path, TableFile] = OrderedDict()
         self._groups: dict[str, _Recent] = {}
 
     def open(self, path: Path, table: Table, facts: FileFacts | None, schema: pa.Schema | None = None) -> TableFile:
         """An open file; arguments and errors as of `TableFile`."""
-        file = self._files.get(path)
-        if file is not None:
-            self._files.move_to_end(path)
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+            file = self._files[path] = TableFile(path, table, facts, schema)
+            while len(self._files) > self._limit:
+                # Whoever still reads one holds it; it closes behind the last of them.
+                self._files.popitem(last=False)
             return file
-        file = self._files[path] = TableFile(path, table, facts, schema)
-        while len(self._files) > self._limit:
-            # Whoever still reads one holds it; it closes behind the last of them.
-            self._files.popitem(last=False)
-        return file
 
     def group(self, file: TableFile, number: int) -> pa.Table:
         """All columns of a row group; errors as of `TableFile.read`."""
-        recent = self._groups.setdefault(file.path.name, _Recent(self._size_limit))
-        return recent.get((file.path, number), lambda: file.read(None, [number]))
+        return self._recent(file, number, lambda: file.read(None, [number]))
 
     def read(self, file: TableFile, columns: Sequence[str] | None, groups: Sequence[int]) -> pa.Table:
         """Columns of row groups, as of `TableFile.read`; of those that are kept decoded, nothing is read again."""
-        recent = self._groups.get(file.path.name)
-        kept = {number: rows for number in groups if recent and (rows := recent.peek((file.path, number))) is not None}
+        with self._lock:
+            recent = self._groups.get(file.path.name)
+            kept = {
+                number: rows for number in groups if recent and (rows := recent.peek((file.path, number))) is not None
+            }
         if not kept:
             return file.read(columns, groups)
         found = [kept[number] if number in kept else file.read(columns, [number]) for number in groups]
@@ -343,7 +353,12 @@ class OpenFiles:
 
     def other(self, file: TableFile, make: Callable[[], pa.Table]) -> pa.Table:
         """What `make` makes of the whole file."""
-        return self._groups.setdefault(file.path.name, _Recent(self._size_limit)).get((file.path, None), make)
+        return self._recent(file, None, make)
+
+    def _recent(self, file: TableFile, part: int | None, make: Callable[[], pa.Table]) -> pa.Table:
+        with self._lock:
+            recent = self._groups.setdefault(file.path.name, _Recent(self._size_limit))
+            return recent.get((file.path, part), make)
 
 
 class _Recent:

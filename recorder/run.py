@@ -45,12 +45,12 @@ class Run:
     StoreError.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, files: OpenFiles | None = None) -> None:
         """Use `open`."""
         self.path = path
         self._manifest = manifest
         self._mirror = mirror_of(path)
-        self._files = OpenFiles()
+        self._files = OpenFiles() if files is None else files
         self._ranks: dict[int, RankFiles] = {}
 
     @classmethod
@@ -60,6 +60,14 @@ class Run:
         if (mirror := mirror_of(path)) is not None:
             mirror.refresh()
         return cls(path, read_manifest(path))
+
+    def again(self, files: OpenFiles | None = None) -> Run:
+        """The same run for another thread: an opened one is for one thread at a time.
+
+        Args:
+            files: what those that share it have open and decoded.
+        """
+        return Run(self.path, self._manifest, files)
 
     @property
     def manifest(self) -> Manifest:

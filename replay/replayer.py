@@ -214,12 +214,11 @@ class Replayer:
         if not start.is_checkpoint:
             return Rebuild(Scheduler(self.config, tracer))
         found = self.parts[start.part].table("checkpoints", ("state",), Within("seq", start.tick, start.tick))
-        state = found.column("state")[0].as_py()
         try:
-            checkpoint = Checkpoint(state)
+            checkpoint = Checkpoint(found.column("state")[0].as_py())
             snapshot = checkpoint.unpack(self._texts(start, set(checkpoint.sources)))
             return Rebuild(restore_snapshot(snapshot, self.config, tracer), start.tick)
-        except (KeyError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError) as error:
             raise self._unreadable(f"its checkpoint before pass {start.pass_number} is broken: {error!r}") from None
 
     def _texts(self, start: Start, wanted: set[int]) -> dict[int, bytes]:
@@ -227,14 +226,23 @@ class Replayer:
         if not wanted:
             return {}
         first = start.part
-        texts = _carried(self.parts[first], wanted)
+        texts = self._carried(first, wanted)
         while first and not any(tick <= min(wanted) for tick in self._ticks(first)):
             first -= 1
-            texts |= _carried(self.parts[first], wanted)
+            texts |= self._carried(first, wanted)
         sequences = Sequences(wanted - texts.keys(), start.tick)
         for part in self.parts[first : start.part + 1]:
             sequences.read(part)
         return texts | sequences.take()
+
+    def _carried(self, part: int, wanted: set[int]) -> dict[int, bytes]:
+        """What the checkpoints of a part carried that were taken at these ticks; all others stay unread."""
+        ticks = wanted & self._ticks(part)
+        if not ticks:
+            return {}
+        found = self.parts[part].table("checkpoints", ("seq", "carried"), Within("seq", min(ticks), max(ticks)))
+        found = found.filter(pc.is_in(found.column("seq"), pa.array(ticks, pa.int64())))
+        return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))
 
     def _ticks(self, part: int) -> set[int]:
         return {each.tick for each in self._checkpoints(part)}
@@ -428,10 +436,3 @@ class Replayer:
         passes = self.run.passes(self.rank)
         known = f"passes {passes.first} to {passes.last}" if passes.count else "no pass"
         return RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
-
-
-def _carried(part: Part, wanted: set[int]) -> dict[int, bytes]:
-    """What the checkpoints of these ticks carried."""
-    found = part.table("checkpoints", ("seq", "carried"), Within("seq", min(wanted), max(wanted)))
-    found = found.filter(pc.is_in(found.column("seq"), pa.array(wanted, pa.int64())))
-    return dict(zip(values_of(found.column("seq")), packed_lists(found.column("carried")), strict=True))

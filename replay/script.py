@@ -13,9 +13,10 @@ from schedscope.engine import tokens
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.scheduler import Finish
 from schedscope.recorder.files import Within
+from schedscope.recorder.parts import Part
 from schedscope.recorder.rows import Row
 from schedscope.recorder.schema import TABLES
-from schedscope.replay.columns import Readable, first_items, packed_lists, rows_of, values_of
+from schedscope.replay.columns import first_items, packed_lists, rows_of, values_of
 
 STIMULI = frozenset({"arrive", "abort", "flush"})
 
@@ -71,7 +72,7 @@ _OTHERS = ("passes", "checkpoints")
 _TOKENS = ("seq", "step", "rid", "position", "ids")
 
 
-def read_scripts(part: Readable, after: int = 0, until: int | None = None) -> Iterator[Script]:
+def read_scripts(part: Part, after: int = 0, until: int | None = None) -> Iterator[Script]:
     """The script of a part on disk, in pieces that fit into memory whatever the part's size.
 
     Args:
@@ -87,15 +88,17 @@ def read_scripts(part: Readable, after: int = 0, until: int | None = None) -> It
             yield _read_script(part, Within("seq", first + 1, last))
 
 
-def _read_script(part: Readable, within: Within) -> Script:
+def _read_script(part: Part, within: Within) -> Script:
     # An output has the tick of what was told before it, which may be the step before.
-    found = part.table("tokens", _TOKENS, within._replace(first=within.first - 1))
-    begins = pc.equal(found.column("position"), 0)
-    prompts = found.filter(begins)
-    texts = dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
-    said = found.filter(pc.invert(begins))
-    of, rids = values_of(said.column("step")), values_of(said.column("rid"))
-    ids = first_items(said.column("ids"))
+    texts: dict[int, bytes] = {}
+    of, rids, ids = list[int](), list[str](), list[int]()
+    for found in part.chunks("tokens", _TOKENS, within._replace(first=within.first - 1)):
+        begins = pc.equal(found.column("position"), 0)
+        prompts, said = found.filter(begins), found.filter(pc.invert(begins))
+        texts |= dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
+        of += values_of(said.column("step"))
+        rids += values_of(said.column("rid"))
+        ids += first_items(said.column("ids"))
     ends = [i for i, (step, after) in enumerate(pairwise(of), start=1) if step != after]
     outputs = {
         of[start]: dict(zip(rids[start:end], ids[start:end], strict=True))

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -178,6 +178,7 @@ class Served(NamedTuple):
 
 Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
+Answer = TypeVar("Answer")
 
 _MOST = 300
 """Stretches that a view can show."""
@@ -197,13 +198,16 @@ class Timeline:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, run: Run, *, last_s: float | None = None, memory_mb: int | None = None) -> Timeline:
+    def open(
+        cls, run: Run, *, last_s: float | None = None, memory_mb: int | None = None, brief: bool = False
+    ) -> Timeline:
         """Condense a run. Raises RunFormatError, RunNotFoundError.
 
         Args:
             last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
                 that came before and have not ended are left out. None: all of it; some seconds per million requests.
             memory_mb: what this and all questions may take; the rest goes to temporary files. None: there is no limit.
+            brief: in a third of the time; nothing is known of the parts of a time to first token but the queue.
         """
         level = run.manifest.detail.level
         connection = run.connect([*MEASURED, "decisions"])
@@ -211,11 +215,18 @@ class Timeline:
             connection.execute(f"SET memory_limit = '{memory_mb}MB'")
             connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
             connection.execute("SET threads = 2; SET preserve_insertion_order = false")
+            connection.execute("SET allocator_flush_threshold = '4MB'")
         if last_s is not None:
             _narrow(connection, int(last_s * 1e9))
-        measure(connection, level)
-        connection.execute(_REFUSED)
-        connection.execute(_LASTING)
+        try:
+            measure(connection, level, brief=brief)
+            connection.execute(_REFUSED)
+        except duckdb.OutOfMemoryException:
+            # Some of it can't be done in pieces. Rather take more than show nothing.
+            if memory_mb is None:
+                raise
+            connection.close()
+            return cls.open(run, last_s=last_s, brief=brief)
         for view in (*MEASURED, "decisions"):
             connection.execute(f"DROP VIEW main.{view} CASCADE")
         ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
@@ -395,6 +406,7 @@ class Timeline:
 
     def _islands(self, of: Lasting, window: Window, most: int) -> tuple[list[Stretch], int]:
         """The longest ones, and how many there are."""
+        self._find_lasting()
         rows = self._ask(
             """
             SELECT * EXCLUDE (kind), count(*) OVER () AS others FROM lasting
@@ -477,6 +489,7 @@ class Timeline:
         """
         span = max(1, self.extent.last_ns - self.extent.first_ns)
         values = {"begin": self.extent.first_ns, "piece": max(1, span // 400), "long": span // 100, "most": most}
+        self._find_lasting()
         found = [
             Anomaly(row["rank"], row["ns"], row["pass"], row["kind"], _anomaly_words(row), row["rid"])
             for row in self._ask(_ANOMALIES, values).to_pylist()
@@ -590,11 +603,24 @@ class Timeline:
                 for name in tables:
                     self._connection.unregister(name)
 
+    def _find_lasting(self) -> None:
+        """Have the table of what lasted, which takes a third as long as everything else and is not always needed."""
+        with self._lock:
+            self._within_memory(lambda: self._connection.execute(_LASTING))
+
     def _ask(self, sql: str, values: Sequence[Any] | dict[str, Any]) -> pa.Table:
         if isinstance(values, dict):
             values = {name: value for name, value in values.items() if f"${name}" in sql}
         with self._lock:
-            return self._connection.sql(sql, params=values).to_arrow_table()
+            return self._within_memory(lambda: self._connection.sql(sql, params=values).to_arrow_table())
+
+    def _within_memory(self, answer: Callable[[], Answer]) -> Answer:
+        """Within the limit if that can be, else without one."""
+        try:
+            return answer()
+        except duckdb.OutOfMemoryException:
+            self._connection.execute("RESET memory_limit")
+            return answer()
 
 
 _POLICY = "active_policy || CASE WHEN fallback IS NULL THEN '' ELSE ' (' || fallback || ')' END"
@@ -669,7 +695,7 @@ ORDER BY d.rank, t.ns
 """
 
 _LASTING = f"""
-CREATE TABLE lasting AS
+CREATE TABLE IF NOT EXISTS lasting AS
 WITH told AS (
     SELECT 'policy' AS kind, rank, step, ns, end_ns, pass, {_POLICY} AS what FROM turns WHERE pass IS NOT NULL
     UNION ALL SELECT 'gate', rank, step, ns, end_ns, pass, gate FROM turns WHERE kind <> 'idle'

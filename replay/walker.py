@@ -14,6 +14,8 @@ from schedscope.replay.provenance import CacheListener
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.source import is_observed
 
+MOMENTS = 6
+"""That are kept for another look."""
 _BEHIND = 4
 """Passes before the one that is asked for that are kept, for somebody who steps back."""
 
@@ -44,7 +46,7 @@ class Walker:
         keep: moments to keep for another look.
     """
 
-    def __init__(self, run: Run, rank: int, keep: int = 6) -> None:
+    def __init__(self, run: Run, rank: int, keep: int = MOMENTS) -> None:
         self.run = run
         self.rank = rank
         self._keep = keep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.recorder import journal, mentions, rids
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.direct_sink import DirectSink
+from schedscope.recorder.files import OpenFiles
 from schedscope.recorder.frame import encode, stamp, written
 from schedscope.recorder.journal import JournalTail, JournalWriter, read_journal
 from schedscope.recorder.mentions import Mentions
@@ -57,6 +59,27 @@ def test_every_pass_and_request_is_found_whole(tmp_path: Path, merged: bool, mon
     assert sum(len(segment.index.files["decisions"].groups) for segment in list_segments(path, 0)) > 5
     check_everything(run)
     check_everything(Run.open(path))
+
+
+def test_readers_on_many_threads_share_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("decisions", "passes", "steps", "events"):
+        monkeypatch.setitem(TABLES, name, replace(TABLES[name], row_group=16))
+    path = simulate(tmp_path, SchedulerConfig(schedule_policy="lpm", max_total_tokens=600), seed=9, requests=60)
+    run = Run.open(path)
+    wanted = {number: run.pass_rows(0, number) for number in range(run.passes(0).count)}
+    files = OpenFiles(files=3, size=5_000)
+
+    def read(seed: int) -> None:
+        mine = run.again(files)
+        for number in random.Random(seed).sample(sorted(wanted), len(wanted)):
+            assert mine.pass_rows(0, number) == wanted[number]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+    assert len(files._files) == 3
+    for recent in files._groups.values():
+        kept = [size for _, size in recent._kept.values()]
+        assert 0 < sum(kept) == recent._size <= 5_000
 
 
 def test_passes_and_requests_are_found_in_segments_and_journals_alike(run_dir: Path) -> None:

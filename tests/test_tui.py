@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from schedscope.recorder.hello import Detail
 from schedscope.recorder.run import Run
 from schedscope.replay.redecide import redecide
 from schedscope.replay.replayer import Replayer
+from schedscope.tui.base import SWEEP_S
 from schedscope.tui.compare_view import CompareView
 from schedscope.tui.cursor import Cursor
 from schedscope.tui.marks import read_marks
@@ -477,14 +479,33 @@ async def test_a_run_without_tokens_shows_its_decisions(tmp_path: Path) -> None:
 async def test_two_runs_side_by_side(tmp_path: Path) -> None:
     left = simulated(tmp_path / "left")
     right = record(tmp_path / "right", TIGHT.replace(schedule_policy="fcfs"), seed=26, requests=70, outputs=(40, 160))
-    async with app_of(left, "pass=12,view=compare", right).run_test(size=(200, 50)) as pilot:
+    both = [{row["rid"] for row in Run.open(left).pass_rows(0, number)["decisions"]} for number in (17, BUSY)]
+    rid = min(both[0] & both[1])
+    here, there = ([d["pass"] for d in Run.open(run).request_rows(rid, 0)["decisions"]] for run in (left, right))
+    async with app_of(left, f"pass={BUSY},view=compare,rid={rid}", right).run_test(size=(200, 50)) as pilot:
         await settle(pilot)
         view = pilot.app.query_one(CompareView)
         assert (view.left.page.facts.active, view.right.page.facts.active) == ("fcfs", "fcfs")
-        await press(pilot, ["left"] * 6)
+        await press(pilot, ["left"] * 2)
         assert view.right.page is not None
         assert view.left.page is not None
-        assert view.left.page.facts.number == view.right.page.facts.number == 6
+        assert view.left.page.facts.number == 17
+        assert view.right.page.facts.number == there[min(here.index(17), len(there) - 1)]
+        assert view.right.rid_at(view.right.row) == rid
+        assert "pass of the same request" in str(pilot.app.query_one("#right-head").render())
+
+
+async def test_garbage_is_collected_while_one_reads(path: Path) -> None:
+    before = gc.get_threshold()
+    async with app_of(path, f"pass={BUSY}").run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        assert gc.get_freeze_count()
+        gc.collect(1)
+        assert gc.get_count()[2]
+        await pilot.pause(3 * SWEEP_S)
+        assert not gc.get_count()[2]
+    assert gc.get_threshold() == before
+    assert not gc.get_freeze_count()
 
 
 async def test_both_themes_and_help(path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.describe import printable
 from schedscope.replay.palette import VERDICTS
-from schedscope.tui.base import DESKS, SWITCH_S
+from schedscope.tui.base import DESKS, SWEEP_S, SWITCH_S
 from schedscope.tui.cache_view import CacheView
 from schedscope.tui.compare_view import CompareView
 from schedscope.tui.findings_view import FindingsView
@@ -27,6 +27,7 @@ from schedscope.tui.pass_view import PassView, QueueGrid
 from schedscope.tui.request_view import RequestView
 from schedscope.tui.sql_view import SqlInput, SqlView
 from schedscope.tui.strip import TimelineStrip
+from schedscope.tui.thrift import Sweeper
 from schedscope.tui.timeline_view import TimelineView
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -79,6 +80,8 @@ class ScopeApp(Keeping):
         self._hint()
         self._ask("reach", self._look_first, self._arrive)
         self.set_interval(POLL_S, self._poll)
+        self._sweeper = Sweeper()
+        self.set_interval(SWEEP_S, self._sweep)
         try:
             self.marks = read_marks(self.session.run.path)
         except SchedscopeError as error:
@@ -88,6 +91,7 @@ class ScopeApp(Keeping):
         """Let the threads end."""
         for desk in self._desks.values():
             desk.close()
+        self._sweeper.close()
 
     # ---- what widgets say ---------------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ class ScopeApp(Keeping):
             number = self._part(RequestView).pass_at(row)
             if number is not None:
                 self.go(self.cursor._replace(number=number), "pass")
-        elif grid.id == "anomalies":
+        elif grid.id == "anomalies" and self.anomalies is not None:
             self._to_anomaly(self.anomalies[row], view="pass")
         elif grid.id == "findings":
             place = self._part(FindingsView).place_of(row)

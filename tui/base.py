@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from schedscope.tui.look import Look
 from schedscope.tui.marks import Mark
 from schedscope.tui.session import Life, Scene, Session
 from schedscope.tui.strip import TimelineStrip
+from schedscope.tui.thrift import Sweeper
 from textual import events
 from textual.app import App
 from textual.widgets import Static
@@ -28,6 +30,8 @@ REST_S = 0.12
 """Time without a key after which one is taken to read, not to leaf through."""
 SWITCH_S = 5e-4
 """How long a thread that computes may keep the screen waiting."""
+SWEEP_S = 0.3
+"""Time between two looks whether one reads and garbage can be collected."""
 DESKS = {
     "page": 0.0,
     "reach": 0.0,
@@ -39,6 +43,7 @@ DESKS = {
     "tree": 0.0,
     "other": 0.0,
     "timeline": 0.0,
+    "anomalies": 0.0,
     "findings": 0.0,
     "ask": 0.0,
     "find": 0.0,
@@ -73,6 +78,9 @@ class Base(App[None]):
         other: another run, to compare with.
     """
 
+    _sweeper: Sweeper
+    """From `on_mount` on."""
+
     def __init__(self, session: Session, at: At = At(), other: Session | None = None) -> None:  # noqa: B008
         super().__init__()
         self.session = session
@@ -90,7 +98,10 @@ class Base(App[None]):
         self.problem: str | None = None
         """Why the pass can't be re-run."""
         self.timeline: Timeline | None = None
-        self.anomalies: tuple[Anomaly, ...] = ()
+        self.anomalies: tuple[Anomaly, ...] | None = None
+        """None: they are not found yet."""
+        self._examined: Timeline | None = None
+        """The one whose anomalies were asked for."""
         self.reach: dict[int, PassRange] = {}
         self.following = False
         self.live = False
@@ -103,6 +114,8 @@ class Base(App[None]):
         """The window of the strip; None: the whole run."""
         self._timeline_took = 0.0
         self._keys_pressed = 0
+        self._touched = 0.0
+        """When there was a key, or the mouse was moved, last."""
         self._said: int | None = None
         """Keys that were pressed when something was said that still stands."""
 
@@ -145,12 +158,18 @@ class Base(App[None]):
 
     def on_event(self, event: Any) -> Any:
         """Hints come back with the first key after what was said."""
+        if isinstance(event, events.InputEvent):
+            self._touched = time.monotonic()
         if isinstance(event, events.Key):
             self._keys_pressed += 1
             if self._said is not None and self._keys_pressed > self._said + 1:
                 self._said = None
                 self._hint()
         return super().on_event(event)
+
+    def _sweep(self) -> None:
+        if time.monotonic() - self._touched > SWEEP_S:
+            self._sweeper.sweep(busy=self.busy)
 
     def _hint(self) -> None:
         words = Text(no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Two decisions side by side: a pass under another policy, or the same pass number of another run."""
+"""Two decisions side by side: a pass under another policy, or beside one of another run."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Comparing(Following):
 
     def action_beside(self) -> None:
         """Choose a run to compare with."""
-        self._pick_run("Compare with another run, pass by pass", self._put_beside)
+        self._pick_run("Compare with another run", self._put_beside)
 
     def _put_beside(self, chosen: Any) -> None:
         if isinstance(chosen, Path):
@@ -95,7 +95,7 @@ class Comparing(Following):
             desk.forget()
         self.session, self.start, self.marks = session, At(), marks
         self.cursor, self.page, self.scene, self.life = Cursor(0, 0), None, None, None
-        self.timeline, self.anomalies, self._span = None, (), None
+        self.timeline, self.anomalies, self._examined, self._span = None, None, None, None
         self.condition, self.hits, self.beside, self.places = None, (), Beside(), History()
         self._part(FindingsView).findings = None
         self.strip.lanes = None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from schedscope.recorder.parts import PassRange
-from schedscope.replay.series import Anomaly, Timeline
+from schedscope.replay.series import Timeline
 from schedscope.tui.cursor import At, Cursor
 from schedscope.tui.finding import Finding
 from schedscope.tui.pass_view import PassView
-from schedscope.tui.timeline_view import TimelineView
 from textual.widgets import Static
 
 POLL_S = 1.0
@@ -58,11 +57,9 @@ class Following(Finding):
         self._crumbs()
 
     def _read_timeline(self, *, again: bool = False) -> None:
-        def read() -> tuple[Timeline, tuple[Anomaly, ...], float]:
-
+        def read() -> tuple[Timeline, float]:
             begin = time.perf_counter()
-            timeline = self.session.timeline(again=again)
-            return timeline, timeline.anomalies(), time.perf_counter() - begin
+            return self.session.timeline(again=again), time.perf_counter() - begin
 
         def failed(words: str) -> None:
             self.strip.note = words
@@ -70,9 +67,8 @@ class Following(Finding):
 
         self._ask("timeline", read, self._timeline_there, failed)
 
-    def _timeline_there(self, found: tuple[Timeline, tuple[Anomaly, ...], float]) -> None:
-        self.timeline, self.anomalies, self._timeline_took = found
-        self._part(TimelineView).show(self.anomalies, self.timeline.extent.first_ns)
+    def _timeline_there(self, found: tuple[Timeline, float]) -> None:
+        self.timeline, self._timeline_took = found
         self._load_lanes()
         self._load_gates()
         self._point()

@@ -71,7 +71,7 @@ class Moving(Showing):
     def action_anomaly(self, step: int) -> None:
         """The next thing that stands out, from here."""
         ns = self.page.facts.begin_ns if self.page is not None else None
-        if self.timeline is None or ns is None:
+        if self.anomalies is None or ns is None:
             self._fail("the timeline is not there yet")
             return
         here = self.cursor

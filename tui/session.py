@@ -11,6 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
+from schedscope.recorder.files import OpenFiles
 from schedscope.recorder.parts import PassRange
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
@@ -26,9 +27,11 @@ from schedscope.replay.series import Timeline
 from schedscope.replay.walker import Visited, Walker
 from schedscope.tui.cursor import Cursor
 
-_PAGES = 64
-_LIVES = 32
-_TIMELINE_MB = 128
+PAGES = 32
+LIVES = 8
+_DECODED_BYTES = 6 * 2**20
+"""Row groups of a table that stay in memory, of all readers together."""
+_TIMELINE_MB = 64
 _SQL_ROWS = 10_000
 """Of an answer that are shown."""
 
@@ -97,8 +100,10 @@ class Session:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._files = OpenFiles(size=_DECODED_BYTES)
         self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()
         self._lives: OrderedDict[tuple[int, str], Life] = OrderedDict()
+        self._times: dict[int, pa.Table] = {}
         self._walkers: dict[int, Walker] = {}
         self._reach_run, self._page_run, self._life_run, self._walk_run = (self._again() for _ in range(4))
         self._page_lock = threading.Lock()
@@ -107,8 +112,8 @@ class Session:
         self._timeline: Timeline | None = None
 
     def _again(self) -> Run:
-        """The run, opened once more: an opened one is for one thread at a time."""
-        return Run(self.run.path, self.run.manifest)
+        """The run, for one more thread."""
+        return self.run.again(self._files)
 
     @property
     def name(self) -> str:
@@ -152,7 +157,7 @@ class Session:
         if begin_ns is not None:  # else its step has not ended, and there is more to come
             with self._page_lock:
                 self._pages[rank, number] = page
-                while len(self._pages) > _PAGES:
+                while len(self._pages) > PAGES:
                     self._pages.popitem(last=False)
         return page
 
@@ -210,16 +215,54 @@ class Session:
             life = Life(rank, rid, decisions, events, next(reversed(rows["requests"]), None), ledger, problem)
             if life.request is not None:  # else there is more to come
                 self._lives[rank, rid] = life
-                while len(self._lives) > _LIVES:
+                while len(self._lives) > LIVES:
                     self._lives.popitem(last=False)
             return life
+
+    def passes_of(self, rank: int, rid: str) -> tuple[int, ...]:
+        """The passes in whose queue a request stood, ascending; none if nothing mentions it."""
+        with self._life_lock:
+            known = self._lives.get((rank, rid))
+            if known is not None:
+                return known.passes
+            try:
+                rows = self._life_run.request_rows(rid, rank)["decisions"]
+            except RunNotFoundError:
+                return ()
+            return tuple(sorted(row["pass"] for row in rows))
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def since_start(self, rank: int, ns: int) -> int | None:
+        """Nanoseconds between the first pass of a rank and a moment; None: no pass of it has ended."""
+        times = self._pass_times(rank)
+        return ns - times["start_ns"][0].as_py() if times.num_rows else None
+
+    def pass_since(self, rank: int, since_ns: int) -> int | None:
+        """The pass that a rank was at so long after its first one began; None: no pass of it has ended."""
+        times = self._pass_times(rank)
+        if not times.num_rows:
+            return None
+        begun = pc.sum(pc.less_equal(times["start_ns"], times["start_ns"][0].as_py() + since_ns)).as_py()
+        return int(times["pass"][max(begun, 1) - 1].as_py())
+
+    def _pass_times(self, rank: int) -> pa.Table:
+        """When the passes of a rank began: of a run that grows, as it is now."""
+        with self._page_lock:
+            times = self._times.get(rank)
+            if times is None:
+                steps = self._page_run.table("steps", rank, ["pass", "start_ns"])
+                times = steps.filter(pc.is_valid(steps["pass"]))
+                if self.run.manifest.status == "sealed":
+                    self._times[rank] = times
+            return times
 
     # ---- the whole run -------------------------------------------------------------------------------------
 
     def timeline(self, *, again: bool = False) -> Timeline:
         """The run over time; `again`: as it is now. Raises RunNotFoundError for one without a step."""
         if self._timeline is None or again:
-            self._timeline = Timeline.open(self._again(), memory_mb=_TIMELINE_MB)
+            self._timeline = Timeline.open(self._again(), memory_mb=_TIMELINE_MB, brief=True)
         return self._timeline
 
     def findings(self) -> tuple[Finding, ...]:

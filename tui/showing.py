@@ -7,15 +7,18 @@ from schedscope.replay.describe import printable
 from schedscope.replay.explain import PassExplanation
 from schedscope.replay.page import Page
 from schedscope.replay.palette import GREY, SEVERITIES, VERDICTS
+from schedscope.replay.series import Anomaly, Timeline
 from schedscope.tui.base import Base
 from schedscope.tui.cache_view import CacheView, Tree, tree_of
 from schedscope.tui.compare_view import CompareView
+from schedscope.tui.counterpart import Counterpart, counterpart
 from schedscope.tui.cursor import VIEWS, Cursor, Place
 from schedscope.tui.findings_view import FindingsView
 from schedscope.tui.pass_view import PassView
 from schedscope.tui.request_view import RequestView
 from schedscope.tui.session import Life, Scene
 from schedscope.tui.strip import Lanes, load_lanes
+from schedscope.tui.timeline_view import TimelineView
 from schedscope.tui.why import Known, why_lines
 from textual.widgets import ContentSwitcher, Static
 
@@ -171,12 +174,17 @@ class Showing(Base):
             return
         if beside.session is not None:
             other_session = beside.session
-            name = other_session.name
 
-            def there(other: Page) -> None:
-                view.show(session.name, page, f"{name}, pass {other.facts.number}", other, self.cursor.rid)
+            def find() -> tuple[Counterpart, Page]:
+                found = counterpart(session, page.facts, cursor.rid, other_session)
+                return found, other_session.page(found.rank, found.number)
 
-            self._ask("ask", lambda: other_session.page(cursor.rank, cursor.number), there, view.say)
+            def there(answer: tuple[Counterpart, Page]) -> None:
+                found, other = answer
+                title = f"{other_session.name}, pass {found.number}, {found.words}"
+                view.show(f"{session.name}, pass {page.facts.number}", page, title, other, self.cursor.rid)
+
+            self._ask("ask", find, there, view.say)
         elif beside.policy is not None:
             if scene is None:
                 view.say("re-running up to this pass …" if self.problem is None else self.problem)
@@ -292,7 +300,27 @@ class Showing(Base):
             begin, end = span or (extent.first_ns, extent.last_ns + 1)
             return load_lanes(timeline, timeline.window(begin, end, buckets=buckets, rank=rank))
 
-        self._ask("lanes", load, lambda lanes: self.strip.show(lanes, timeline.extent.first_ns))
+        def there(lanes: Lanes) -> None:
+            self.strip.show(lanes, timeline.extent.first_ns)
+            self._load_anomalies(timeline)
+
+        def failed(words: str) -> None:
+            self._fail(words)
+            self._load_anomalies(timeline)
+
+        self._ask("lanes", load, there, failed)
+
+    def _load_anomalies(self, timeline: Timeline) -> None:
+        """What stands out takes a while; it is looked for when the strip is painted."""
+        if self._examined is timeline:
+            return
+        self._examined = timeline
+
+        def there(anomalies: tuple[Anomaly, ...]) -> None:
+            self.anomalies = anomalies
+            self._part(TimelineView).show(anomalies, timeline.extent.first_ns)
+
+        self._ask("anomalies", timeline.anomalies, there)
 
     def _crumbs(self) -> None:
         cursor, look = self.cursor, self.look
