@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from schedscope.dashboard.desk import Desk
 from schedscope.dashboard.figures import time_ticks
 from schedscope.dashboard.library import PENDING, Answers, Library, Standing
 from schedscope.dashboard.report import make_report
+from schedscope.dashboard.transfer import make_light
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.hello import Detail
 
@@ -284,6 +287,34 @@ def test_a_server_that_others_reach_makes_a_token(log: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, "--token", "short"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "at least 8 characters" in done.stderr
+
+
+# ---- how it travels ------------------------------------------------------------------------------------------------
+
+
+def test_scripts_are_fetched_once_and_compressed_for_who_asks(library: Library) -> None:
+    client = _client(library)
+    shell = client.get("/").text
+    scripts = re.findall(r'<script src="([^"]+)"', shell)
+    assert any("/assets/plotly.min.js?" in each for each in scripts)
+    assert not any("polyfill" in each or "dash_table" in each for each in scripts)
+    for script in scripts:
+        plain = client.get(script)
+        assert "immutable" in plain.headers["Cache-Control"]
+        packed = client.get(script, headers={"Accept-Encoding": "gzip"})
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed.data) == plain.data
+    assert "immutable" not in client.get("/assets/view.js").headers["Cache-Control"]
+    assert "Content-Encoding" not in client.get("/healthz", headers={"Accept-Encoding": "gzip"}).headers
+
+
+def test_what_is_compressed_is_what_is_there_now(tmp_path: Path) -> None:
+    server = flask.Flask(__name__, static_url_path="/assets", static_folder=str(tmp_path))
+    make_light(server)
+    for text in ("a" * 2_000, "b" * 2_000):
+        (tmp_path / "some.js").write_text(text)
+        packed = server.test_client().get("/assets/some.js?m=1", headers={"Accept-Encoding": "gzip"})
+        assert gzip.decompress(packed.data).decode() == text
 
 
 # ---- what it writes ------------------------------------------------------------------------------------------------
