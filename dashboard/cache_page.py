@@ -1,4 +1,4 @@
-"""The prefix cache: what it holds at a pass, how well it is reused, and what was evicted and then missed."""
+"""The prefix cache: what it holds at a pass, how well it is reused, and what was evicted and then needed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from schedscope.dashboard.examine import Examined
 from schedscope.dashboard.figures import Figure
 from schedscope.dashboard.insight import examined, finding_row
 from schedscope.dashboard.library import Pending
+from schedscope.dashboard.links import pass_link, request_link
+from schedscope.dashboard.parts import Column
 from schedscope.dashboard.pass_page import number_of
 from schedscope.dashboard.rebuilt import near
 from schedscope.engine.errors import SchedscopeError
 from schedscope.engine.radix import Node, RadixCache
+from schedscope.replay.finding import plural
 from schedscope.replay.palette import GREEN, NODES, SERIES, SKY
 from schedscope.replay.provenance import CacheListener
 
@@ -92,9 +95,18 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                     draw("again"),
                     note="tokens of requests that lost their memory, at readmission",
                 ),
+                parts.chart(
+                    "needed",
+                    "Evicted, then needed",
+                    draw("needed"),
+                    note="tokens that were cached while their request waited, and had to be computed at its turn",
+                    wide=True,
+                    flat=True,
+                ),
             ],
             className="grid",
         ),
+        parts.part("forgone", draw("forgone")),
         parts.part("missed", draw("missed")),
     ]
 
@@ -286,9 +298,56 @@ def again(desk: Desk) -> Figure:
     return figures.over_time(span, shown, desk.theme)
 
 
+def needed(desk: Desk) -> Figure:
+    """What was evicted while its request waited."""
+    load: dict[str, list[Any]] = desk.table("load", desk.window()).to_pydict()
+    if load["needed"][0] is None:
+        return figures.blank(desk.theme, "decisions are not recorded: --level decisions")
+    if not any(load["needed"]):
+        return figures.blank(desk.theme, "no request lost a cached prefix while it waited, as far as passes looked")
+    span = desk.span()
+    return figures.over_time(
+        span, [figures.bars(span, "computed again", load["needed_tokens"], SERIES["evicted"], desk.theme)], desk.theme
+    )
+
+
+def forgone(desk: Desk) -> Component | None:
+    """The requests whose prefixes were evicted before their turn."""
+    load, cursor, window = desk.load(), desk.cursor, desk.whole()
+    if not load["needed"]:
+        return None
+    rows = [
+        [
+            request_link(cursor, each.rank, each.rid),
+            str(each.rank),
+            words.count(each.best),
+            pass_link(cursor, each.rank, each.had_pass),
+            words.count(each.cached),
+            pass_link(cursor, each.rank, each.admit_pass),
+            words.count(each.lost),
+            words.seconds(each.waited_s),
+        ]
+        for each in desk.once(("forgone", window), lambda: desk.timeline.forgone(window))
+    ]
+    columns = [
+        Column("request"),
+        Column("rank", True),
+        Column("cached while it waited", True, "tokens, at most"),
+        Column("last in pass"),
+        Column("cached at its turn", True, "tokens"),
+        Column("in pass"),
+        Column("computed again", True, "tokens"),
+        Column("queue", True),
+    ]
+    said = f"{plural(load['needed'], 'request')}, {words.count(load['needed_tokens'])} tokens; those that lost most"
+    caption = "Requests whose prefix was evicted before their turn"
+    table = parts.table(columns, rows, caption=caption, id="forgone-table")
+    return parts.card("Evicted before their turn", table, note=said, wide=True)
+
+
 def missed(desk: Desk) -> Component:
-    """What the doctor says about the cache: what was evicted and then needed, what repeats and was not found."""
-    title = "Evicted, then needed"
+    """What the doctor says about the cache: what it lost that was needed, what repeats and was not found."""
+    title = "Findings about the cache"
     try:
         found = examined(desk)
     except SchedscopeError as error:
@@ -302,7 +361,7 @@ def missed(desk: Desk) -> Component:
         if rows
         else html.P("No detector found that the cache lost what was needed, or missed what repeats.")
     )
-    return parts.card(title, *bounds(found), listed, note="and other findings about the cache", wide=True)
+    return parts.card(title, *bounds(found), listed, wide=True)
 
 
 def bounds(found: Examined) -> list[Component]:
@@ -321,6 +380,13 @@ PAGE = Page(
     path="/cache",
     title="Cache",
     layout=layout,
-    charts={"tree": tree, "memory": overview.memory, "reuse": reuse, "evicted": evicted, "again": again},
-    parts={"which": which, "missed": missed},
+    charts={
+        "tree": tree,
+        "memory": overview.memory,
+        "reuse": reuse,
+        "evicted": evicted,
+        "again": again,
+        "needed": needed,
+    },
+    parts={"which": which, "forgone": forgone, "missed": missed},
 )

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
+from schedscope.replay.evicted import EVICTED_THEN_NEEDED
 from schedscope.replay.measures import MEASURED, measure
 
 
@@ -176,6 +177,22 @@ class Served(NamedTuple):
     routing_key: str | None
 
 
+class Forgone(NamedTuple):
+    """A request whose cached prefix was evicted before its turn, see `schedscope.replay.evicted`."""
+
+    rank: int
+    rid: str
+    best: int
+    """Tokens that were cached of it while it waited, at most."""
+    cached: int
+    """Tokens that it found at its admission."""
+    lost: int
+    had_pass: int
+    """The last pass that saw any of it cached."""
+    admit_pass: int | None
+    waited_s: float
+
+
 Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
 
@@ -216,6 +233,7 @@ class Timeline:
         measure(connection, level)
         connection.execute(_REFUSED)
         connection.execute(_LASTING)
+        connection.execute(f"CREATE TABLE needed AS {EVICTED_THEN_NEEDED} ORDER BY m.rank, m.admit_ns")
         for view in (*MEASURED, "decisions"):
             connection.execute(f"DROP VIEW main.{view} CASCADE")
         ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
@@ -285,7 +303,9 @@ class Timeline:
         step's begin; null: no step began here); `used_max`, `cached_max` (share of the KV pool, 0..1, held by
         requests, and held for reuse only); `admitted` (requests, first admissions), `prompt_tokens`, `cached_tokens`
         (of those), `hit_rate` (0..1; null: none was admitted); `again`, `again_tokens`, `again_cached` (admissions
-        after a retraction or preemption; null where events are not recorded); `computed_tokens` (by the model,
+        after a retraction or preemption; null where events are not recorded); `needed`, `needed_tokens` (requests
+        admitted although a prefix of theirs was evicted while they waited, and what they compute again because of it;
+        null where decisions are not recorded); `computed_tokens` (by the model,
         decoding included); `evicted_tokens` (null where evictions are not recorded); `retractions`, `preemptions`;
         `busy_s` (time in steps that were not idle).
         """
@@ -312,18 +332,22 @@ class Timeline:
                 SELECT {_bucket("ns", by_rank)}, count(*) AS again, sum(tokens)::BIGINT AS again_tokens,
                     sum(cached)::BIGINT AS again_cached
                 FROM again WHERE {_within("ns")} GROUP BY ALL
+            ), forgone AS (
+                SELECT {_bucket("admit_ns", by_rank)}, count(*) AS needed, sum(lost)::BIGINT AS needed_tokens
+                FROM needed WHERE {_within("admit_ns")} GROUP BY ALL
             )
             SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns,
                 coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes, queue_max, running_max, used_max,
                 cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
+                {_or_null("needed", known)}, {_or_null("needed_tokens", known)},
                 coalesce(computed_tokens, 0) AS computed_tokens,
                 {_or_null("evicted_tokens", self.extent.level == "full")},
                 coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,
                 coalesce(busy_s, 0) AS busy_s
             FROM frame LEFT JOIN done USING ({joined}) LEFT JOIN joined USING ({joined})
-            LEFT JOIN returned USING ({joined}) ORDER BY {keys}
+            LEFT JOIN returned USING ({joined}) LEFT JOIN forgone USING ({joined}) ORDER BY {keys}
             """,
             _values(window),
         )
@@ -561,6 +585,17 @@ class Timeline:
             {**_values(window), "most": most, "low": low_s * 1e9, "high": high_s * 1e9},
         )
         return tuple(Served(*row.values()) for row in rows.to_pylist())
+
+    def forgone(self, window: Window, *, most: int = 12) -> tuple[Forgone, ...]:
+        """Requests admitted in a window whose prefixes were evicted while they waited, those that lost most first."""
+        rows = self._ask(
+            f"""
+            SELECT rank, rid, best, cached, lost, had_pass, admit_pass, waited_s FROM needed
+            WHERE {_within("admit_ns")} ORDER BY lost DESC, rank, rid LIMIT $most
+            """,
+            {**_values(window), "most": most},
+        )
+        return tuple(Forgone(*row.values()) for row in rows.to_pylist())
 
     def request_parts(self) -> pa.Table:
         """The times of all requests, by arrival; see `schedscope.replay.measures`.
