@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dash import html
 from dash.development.base_component import Component
 from schedscope.dashboard import figures, overview, parts, words
+from schedscope.dashboard.chosen_pass import number_of
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.examine import Examined
 from schedscope.dashboard.figures import Figure
@@ -15,7 +16,6 @@ from schedscope.dashboard.insight import examined, finding_row
 from schedscope.dashboard.library import Pending
 from schedscope.dashboard.links import pass_link, request_link
 from schedscope.dashboard.parts import Column
-from schedscope.dashboard.pass_page import number_of
 from schedscope.dashboard.rebuilt import near
 from schedscope.engine.errors import SchedscopeError
 from schedscope.engine.radix import Node, RadixCache
