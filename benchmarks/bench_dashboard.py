@@ -178,7 +178,7 @@ def live(folder: Path, seconds: float, readers: int) -> dict[str, Any]:
 def end(ledger: Path, recording: subprocess.Popen[Any]) -> None:
     """Let the server stop, and its recorder finish."""
     ledger.with_suffix(".stop").touch()
-    recording.wait(120)
+    recording.wait(600)
 
 
 def run_steps(run: Path) -> list[int]:

@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes import BUSY, record_busy
 from schedscope.cli.main import main
-from schedscope.dashboard import overview, words
+from schedscope.dashboard import cache_page, overview, words
 from schedscope.dashboard.app import PAGES, make_app
 from schedscope.dashboard.cursor import Box, Cursor
 from schedscope.dashboard.desk import Desk
 from schedscope.dashboard.figures import time_ticks
 from schedscope.dashboard.library import PENDING, Answers, Library, Standing
 from schedscope.dashboard.report import make_report
+from schedscope.dashboard.static import to_html
 from schedscope.dashboard.transfer import make_light
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder.hello import Detail
@@ -170,6 +171,28 @@ def test_every_tile_is_what_a_query_of_the_log_gives(
     run = log / library.book().name
     queried = {key: write(_query(capsys, run, sql.format(**limits))) for key, (sql, write) in SQL.items()}
     assert shown == queried
+
+
+NEEDED = """
+select coalesce(sum(best - cached_tokens), 0) from requests r join (
+    select rank, rid, max(prefix_len) as best from decisions where place_before is not null group by rank, rid
+) using (rank, rid)
+where admit_ns is not null and retractions + preemptions = 0 and best < prompt_tokens and best >= cached_tokens + 32
+"""
+
+
+def test_what_was_evicted_and_then_needed_is_what_a_query_of_the_log_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_busy(
+        tmp_path, "fifo", config=BUSY.replace(radix_eviction_policy="fifo", max_total_tokens=3_000), seconds=12
+    )
+    desk = _desk(Library(tmp_path))
+    drawn = cache_page.needed(desk)["data"][0]["y"]
+    assert sum(drawn) == _query(capsys, run, NEEDED) > 0
+    listed = to_html(cache_page.forgone(desk))
+    assert f"{sum(drawn):,} tokens" in listed
+    assert desk.load()["needed"] >= listed.count("/request?") > 0
 
 
 def test_all_charts_of_all_pages_can_be_drawn_at_every_level(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 (() => {
   "use strict";
 
-  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null };
+  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null, asked: 0, quiet: 0 };
+  const REST = 4;  // times as long as an answer took with all that follows it, before one asks how a run goes on
+  const LONGEST_MS = 10_000;
   const root = document.documentElement;
   const props = (id, values) => window.dash_clientside.set_props(id, values);
   const $ = (id) => document.getElementById(id);
@@ -31,6 +33,7 @@
     } else {
       split(question);
     }
+    if (question.bar) state.asked = performance.now();
     state.serial = question.serial;
     const turned = path !== state.path;
     state.shape = shape(path, search);
@@ -84,6 +87,7 @@
     settle();
     document.body.dataset.rest = String(state.rest.length);
     document.body.dataset.serial = String(answer.serial);
+    state.quiet = performance.now() + Math.min(REST * (performance.now() - state.asked), LONGEST_MS);
     // The next question is for Dash's next turn.
     setTimeout(() => {
       const again = state.again;
@@ -106,7 +110,7 @@
   setInterval(() => {
     if (document.hidden || state.busy || dragging) return;
     if (pending().length) ask("pending");
-    else if (state.live) ask("pulse");
+    else if (state.live && performance.now() > state.quiet) ask("pulse");
   }, 1000);
 
   // An answer that never came is asked for again when the server is back; one that takes long is waited for.
