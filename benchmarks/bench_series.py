@@ -23,7 +23,8 @@ from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import LEVEL, Index, make_segment
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
+from schedscope.replay.window import Window
 
 WAITING = 40
 """Requests in each pass."""

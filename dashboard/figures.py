@@ -14,7 +14,8 @@ import pyarrow as pa
 from schedscope.dashboard import words
 from schedscope.dashboard.cursor import Theme
 from schedscope.replay.palette import BLUE, GREY, PURPLE, Hue, colour
-from schedscope.replay.series import HeatMap, Stretch, Window
+from schedscope.replay.told import HeatMap, Stretch
+from schedscope.replay.window import Window
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]

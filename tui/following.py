@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from schedscope.recorder.parts import PassRange
-from schedscope.replay.series import Anomaly, Timeline
+from schedscope.replay.anomalies import Anomaly
+from schedscope.replay.series import Timeline
 from schedscope.tui.cursor import At, Cursor
 from schedscope.tui.finding import Finding
 from schedscope.tui.pass_view import PassView
