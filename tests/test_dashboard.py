@@ -16,7 +16,8 @@ import flask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import BUSY, record_busy
+from patience import until
+from scenes import BUSY, Clients, Clock, record_busy, serve
 from schedscope.cli.main import main
 from schedscope.dashboard import cache_page, overview, words
 from schedscope.dashboard.app import PAGES, make_app
@@ -28,7 +29,11 @@ from schedscope.dashboard.report import make_report
 from schedscope.dashboard.static import to_html
 from schedscope.dashboard.transfer import make_light
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
-from schedscope.recorder.hello import Detail
+from schedscope.engine.scheduler import Scheduler
+from schedscope.recorder.direct_sink import DirectSink
+from schedscope.recorder.hello import Description, Detail
+from schedscope.recorder.manifest import create_run
+from schedscope.recorder.tracer import RunTracer
 
 TOKEN = "open-sesame"
 
@@ -254,6 +259,22 @@ def test_a_run_given_by_path_is_opened_beside_those_of_the_log(tmp_path: Path) -
     library = Library(tmp_path / "log", given)
     assert library.default() == given.name
     assert {info.path.name.partition("-")[2].partition("-")[2] for info in library.runs()} == {"inside", "given"}
+
+
+def test_a_run_that_ended_is_looked_at_again_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    sink = DirectSink(create_run(tmp_path, "live"), 0, Description(config=BUSY.to_dict()))
+    tracer = RunTracer(sink, clock_ns=clock.ns)
+    scheduler = Scheduler(BUSY, tracer)
+    tracer.attach(scheduler)
+    for _ in serve(scheduler, clock, Clients(1, "req-{:05d}".format), 2.0):
+        pass
+    library = Library(tmp_path)
+    book = library.book()
+    assert book.live
+    book.took_s = 1e6  # so that it would rest for long
+    tracer.close()
+    until(lambda: not library.book().live)
 
 
 # ---- who may look --------------------------------------------------------------------------------------------------
