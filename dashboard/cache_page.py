@@ -34,6 +34,8 @@ _ABOUT_CACHE = {
     "low_hit_rate",
     "thrashing_pool",
 }
+_FORGONE = 5
+"""Requests that are named."""
 _OLD = 0.5
 """Of all nodes by their last use, the older half."""
 
@@ -99,14 +101,12 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                     "needed",
                     "Evicted, then needed",
                     draw("needed"),
-                    note="tokens that were cached while their request waited, and had to be computed at its turn",
-                    wide=True,
-                    flat=True,
+                    note="tokens that were cached while their request waited, computed at its turn",
                 ),
+                parts.part("forgone", draw("forgone"), className="card"),
             ],
             className="grid",
         ),
-        parts.part("forgone", draw("forgone")),
         parts.part("missed", draw("missed")),
     ]
 
@@ -311,15 +311,18 @@ def needed(desk: Desk) -> Figure:
     )
 
 
-def forgone(desk: Desk) -> Component | None:
+def forgone(desk: Desk) -> list[Component]:
     """The requests whose prefixes were evicted before their turn."""
     load, cursor, window = desk.load(), desk.cursor, desk.whole()
+    title = html.H3("Evicted before their turn")
     if not load["needed"]:
-        return None
+        said = (
+            "No request that was admitted in this time lost a cached prefix while it waited, as far as passes looked."
+        )
+        return [html.Header([title]), html.P(said, className="hint")]
     rows = [
         [
-            request_link(cursor, each.rank, each.rid),
-            str(each.rank),
+            request_link(cursor, each.rank, each.rid, 20),
             words.count(each.best),
             pass_link(cursor, each.rank, each.had_pass),
             words.count(each.cached),
@@ -327,22 +330,22 @@ def forgone(desk: Desk) -> Component | None:
             words.count(each.lost),
             words.seconds(each.waited_s),
         ]
-        for each in desk.once(("forgone", window), lambda: desk.timeline.forgone(window))
+        for each in desk.once(("forgone", window), lambda: desk.timeline.forgone(window, most=_FORGONE))
     ]
     columns = [
         Column("request"),
-        Column("rank", True),
-        Column("cached while it waited", True, "tokens, at most"),
+        Column("had", True, "tokens that were cached while it waited, at most"),
         Column("last in pass"),
-        Column("cached at its turn", True, "tokens"),
+        Column("found", True, "tokens that were cached at its turn"),
         Column("in pass"),
         Column("computed again", True, "tokens"),
         Column("queue", True),
     ]
-    said = f"{plural(load['needed'], 'request')}, {words.count(load['needed_tokens'])} tokens; those that lost most"
-    caption = "Requests whose prefix was evicted before their turn"
-    table = parts.table(columns, rows, caption=caption, id="forgone-table")
-    return parts.card("Evicted before their turn", table, note=said, wide=True)
+    note = f"{plural(load['needed'], 'request')}, {words.count(load['needed_tokens'])} tokens; those that lost most"
+    table = parts.table(
+        columns, rows, caption="Requests whose prefix was evicted before their turn", id="forgone-table"
+    )
+    return [html.Header([title, html.Span(note, className="note")]), table]
 
 
 def missed(desk: Desk) -> Component:
