@@ -16,19 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench_series import COMING, WAITING, made_up
 from playwright.sync_api import sync_playwright
+from schedscope.recorder.footprint import measure as footprint
+from schedscope.recorder.run import Run, resolve_run
 
 CHROMIUM = os.environ.get("SCHEDSCOPE_CHROMIUM") or shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 TARGETS = {"first paint, s": 2.0, "interaction p95, ms": 300.0, "server memory, MB": 1000.0}
 READERS = 20
+STEPS_PER_S = 50
 REST_MS = 300
 """Between an answer and what a reader does next."""
 
@@ -66,6 +67,15 @@ def answer_ms(page: Any, act: Callable[[], object]) -> float:
     return took
 
 
+def cpu_ms(page: Any) -> float:
+    """Processor's time of a page's main thread so far."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    figures = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    return figures["ThreadTime"] * 1e3
+
+
 def measure(url: str, pid: int, repeat: int) -> dict[str, Any]:
     """Look at a run as a reader would."""
     figures: dict[str, Any] = {}
@@ -79,23 +89,27 @@ def measure(url: str, pid: int, repeat: int) -> dict[str, Any]:
         figures["opened, s"] = time.perf_counter() - begin
         page.wait_for_function("() => !document.querySelector('[data-pending]')", timeout=300_000)
         figures["examined, s"] = time.perf_counter() - begin
-        paints = []
+        paints, busy = [], []
         for _ in range(repeat):
             fresh = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+            before = cpu_ms(fresh)
             begin = time.perf_counter()
             fresh.goto(url, wait_until="commit")
             fresh.wait_for_selector("[data-chart=ttft] .scatterlayer path.js-line", state="attached")
             paints.append(time.perf_counter() - begin)
+            busy.append(cpu_ms(fresh) - before)
             fresh.context.close()
         figures["first paint, s"] = statistics.median(paints)
         figures["first paint, each"] = [round(each, 2) for each in paints]
+        figures["first paint, browser CPU, ms"] = statistics.median(busy)
         page.evaluate(LISTEN)
+        before = cpu_ms(page)
         figures["interactions, ms"] = interactions(page, repeat)
+        figures["interaction, browser CPU, ms"] = (cpu_ms(page) - before) / (4 * repeat)
         times = [took for each in figures["interactions, ms"].values() for took in each]
         figures["interaction p50, ms"] = statistics.median(times)
         figures["interaction p95, ms"] = sorted(times)[int(len(times) * 0.95)]
         browser.close()
-    figures["20 readers, ms"] = readers(url)
     figures["server memory, MB"], figures["server memory at most, MB"] = memory(pid)
     return figures
 
@@ -127,34 +141,86 @@ def interactions(page: Any, repeat: int) -> dict[str, list[float]]:
     return found
 
 
-def readers(url: str) -> dict[str, float]:
-    """Twenty readers who each zoom somewhere else, at the same time."""
-    times: list[float] = []
+def live(folder: Path, seconds: float, readers: int) -> dict[str, Any]:
+    """A run that is recorded for so long while so many browsers follow it; what recording took, and what went wrong."""
+    ledger = folder / "ledger"
+    ledger.write_bytes(bytes(16))
+    log = folder / "log"
+    server = [sys.executable, str(Path(__file__).with_name("bench_live.py")), "serve", str(ledger), str(STEPS_PER_S)]
+    recording = subprocess.Popen(
+        [sys.executable, "-m", "schedscope.cli.main", "record", "--log", str(log), "--", *server]
+    )
+    found: dict[str, Any] = {}
+    try:
+        while not int.from_bytes(ledger.read_bytes()[:8], sys.byteorder):
+            time.sleep(0.1)
+        if readers:
+            dashboard, url = start(log)
+            try:
+                found = follow(url, seconds, readers, lambda: end(ledger, recording))
+            finally:
+                dashboard.terminate()
+                dashboard.wait()
+        else:
+            time.sleep(seconds)
+            end(ledger, recording)
+    finally:
+        recording.terminate()
+        recording.wait()
+    run = resolve_run(None, log)
+    spent = run_steps(run)
+    overhead = footprint(Run.open(run)).overhead
+    assert overhead is not None
+    median = statistics.median(spent) / 1e3
+    return {**found, "recording, us a step": {"mean": round(overhead.per_step_us, 1), "median": round(median, 1)}}
 
-    def read(number: int) -> None:
-        for turn in range(3):
-            begin = (number * 3 + turn) * 10**9 + 10**9
-            value = {"path": "/", "search": f"?from={begin}&to={begin + 600 * 10**9}", "theme": "light", "serial": 1}
-            outputs = [("page", "children"), ("bar", "children"), ("notice", "children"), ("shown", "data")]
-            body: dict[str, Any] = {
-                "outputs": [{"id": name, "property": what} for name, what in outputs],
-                "inputs": [{"id": "want-page", "property": "data", "value": value}],
-                "changedPropIds": ["want-page.data"],
-            }
-            body["output"] = ".." + "...".join(f"{name}.{what}" for name, what in outputs) + ".."
-            asked = urllib.request.Request(
-                f"{url}/_dash-update-component", json.dumps(body).encode(), {"Content-Type": "application/json"}
-            )
-            start_ = time.perf_counter()
-            with urllib.request.urlopen(asked, timeout=120) as answer:
-                assert answer.status == 200
-                answer.read()
-            times.append((time.perf_counter() - start_) * 1e3)
 
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(read, range(READERS)))
-    times.sort()
-    return {"median": statistics.median(times), "p95": times[int(len(times) * 0.95)], "answers": len(times)}
+def end(ledger: Path, recording: subprocess.Popen[Any]) -> None:
+    """Let the server stop, and its recorder finish."""
+    ledger.with_suffix(".stop").touch()
+    recording.wait(600)
+
+
+def run_steps(run: Path) -> list[int]:
+    """What recording took on the scheduler's thread, step by step, nanoseconds."""
+    rows = Run.open(run).connect(["steps"]).sql("SELECT record_ns FROM steps WHERE kind <> 'idle' AND record_ns > 0")
+    return [row[0] for row in rows.fetchall()]
+
+
+def follow(url: str, seconds: float, readers: int, end_run: Callable[[], None]) -> dict[str, Any]:
+    """Readers with a page each, all of them open until what was recorded last is on every one."""
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        pages = [browser.new_context(viewport={"width": 1280, "height": 800}).new_page() for _ in range(readers)]
+        for page in pages:
+            page.set_default_timeout(120_000)
+            page.on("console", lambda said: wrong.append(said.text) if said.type in {"error", "warning"} else None)
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("response", lambda got: wrong.append(f"{got.status} {got.url}") if got.status >= 400 else None)
+            page.goto(url, wait_until="commit")
+        for page in pages:
+            page.wait_for_selector("#bar .status.recording")
+        begun = [int(page.get_attribute("body", "data-serial")) for page in pages]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pages[0].wait_for_timeout(200)
+        answers = [
+            int(page.get_attribute("body", "data-serial")) - first for page, first in zip(pages, begun, strict=True)
+        ]
+        end_run()
+        for page in pages:
+            page.wait_for_selector("#bar .status:not(.recording)")
+            page.wait_for_function("() => document.body.dataset.rest === '0'")
+        shown = {page.inner_text("[data-tile=admitted]") + page.inner_text("#bar .when") for page in pages}
+        browser.close()
+    return {
+        "browsers": readers,
+        "errors": wrong,
+        "all at the same end": len(shown) == 1,
+        "answers a browser, fewest": min(answers),
+        "answers a browser, most": max(answers),
+    }
 
 
 def main() -> None:
@@ -171,6 +237,9 @@ def main() -> None:
             process.wait()
     finally:
         shutil.rmtree(folder)
+    for readers in (0, READERS):
+        with tempfile.TemporaryDirectory(prefix="schedscope-bench-", dir=options.folder) as live_folder:
+            figures[f"a live run, {readers} browsers"] = live(Path(live_folder), options.live, readers)
     print(f"{options.passes * WAITING:,} decisions, {options.passes * COMING:,} requests")
     for name, value in figures.items():
         shown = f"{value:.2f}" if isinstance(value, float) else value
@@ -184,6 +253,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=9, help="times that each thing is done")
+    parser.add_argument("--live", type=float, default=60.0, help="seconds that a live run is followed")
     parser.add_argument("--folder", help="where to make the run, which is removed again")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()

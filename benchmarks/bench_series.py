@@ -23,7 +23,8 @@ from schedscope.recorder.manifest import create_run
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import LEVEL, Index, make_segment
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
+from schedscope.replay.window import Window
 
 WAITING = 40
 """Requests in each pass."""
@@ -108,6 +109,9 @@ FORMULAS: dict[str, tuple[str, dict[str, str]]] = {
             "place_after": f"n % {WAITING}",
             "key": "'[-' || n % 900 || ']'",
             "key_names": "'negative_matched'",
+            # One request of twenty loses 100 tokens before its turn.
+            "prefix_len": f"(n // {WAITING} * {COMING} + n % {WAITING}) % 500 + "
+            f"CASE WHEN (n // {WAITING} * {COMING} + n % {WAITING}) % 20 = 0 THEN 100 ELSE 0 END",
             "result": f"CASE WHEN n % {WAITING} < {COMING} THEN 'CONTINUE' WHEN n % {WAITING} = {COMING} "
             "THEN 'NO_TOKEN' END",
             "reason": f"CASE WHEN n % {WAITING} < {COMING} THEN 'admitted' WHEN n % {WAITING} = {COMING} "
@@ -172,6 +176,7 @@ def questions(timeline: Timeline) -> dict[str, Callable[[Window], object]]:
         "stretches of gates": lambda window: timeline.stretches("gate", window),
         "heat map": timeline.heat_map,
         "ranks": timeline.ranks,
+        "evicted, then needed": timeline.forgone,
         "a request by prefix": lambda _: timeline.find("abc12"),
     }
 

@@ -1,7 +1,8 @@
-"""The dashboard: its shell, its routes, and the two questions that a browser asks.
+"""The dashboard: its shell, its routes, and the question that a browser asks.
 
-A view is a URL. `show` draws the page of a URL; `fill` draws its panels again when only the query changed, or when the
-run has grown. The browser (assets/view.js) never has more than one of them under way.
+A view is a URL. An answer is the page of a URL, or some of its panels when only the query changed or the run has grown.
+It is HTML and figures, which the browser puts in their places (assets/view.js, assets/charts.js): a Dash component for
+each cell of a table would be told of everything that happens. There is never more than one question under way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flask
-from dash import ALL, ClientsideFunction, Dash, Input, Output, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 from schedscope.dashboard import (
     cache_page,
@@ -30,10 +31,13 @@ from schedscope.dashboard import (
 )
 from schedscope.dashboard.cursor import Cursor
 from schedscope.dashboard.desk import Desk, Page
+from schedscope.dashboard.figures import Figure
 from schedscope.dashboard.guard import protect
-from schedscope.dashboard.library import Book, Library
+from schedscope.dashboard.library import Library
 from schedscope.dashboard.metrics import CONTENT_TYPE, exposition
 from schedscope.dashboard.report import make_report
+from schedscope.dashboard.static import to_html
+from schedscope.dashboard.transfer import make_light
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
 
 PAGES = (overview.PAGE, pass_page.PAGE, request_page.PAGE, cache_page.PAGE, ranks_page.PAGE, compare_page.PAGE)
@@ -48,7 +52,6 @@ _INDEX = f"""<!DOCTYPE html>
 <head>
 {{%metas%}}
 <title>{{%title%}}</title>
-<link rel="preload" as="script" href="{{PLOTLY}}">
 <script>{_THEME}</script>
 {{%favicon%}}
 {{%css%}}
@@ -59,7 +62,9 @@ _INDEX = f"""<!DOCTYPE html>
 <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
 </body>
 </html>"""
-_PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
+
+_NOT_NEEDED = ("/polyfill@", "/dash_table/")
+"""Names in the URLs of Dash's scripts: for browsers of long ago, and a component that isn't used."""
 
 
 class Wanted(NamedTuple):
@@ -67,10 +72,10 @@ class Wanted(NamedTuple):
 
     path: str
     cursor: Cursor
-    generation: int
+    generation: int = 0
     """Of the run it has seen; 0: draw whatever it is."""
-    only: tuple[str, ...] = ()
-    """Names of the panels that it waits for; empty: all."""
+    panels: tuple[str, ...] | None = None
+    """Names of those to draw again; None: the whole page."""
     bar: bool = True
     """And for what stands above them."""
 
@@ -80,9 +85,19 @@ class Wanted(NamedTuple):
         cursor = Cursor.parse(str(given.get("search", "")))
         if given.get("theme") in ("dark", "light"):
             cursor = replace(cursor, theme=given["theme"])
-        only = tuple(str(name) for name in given.get("only") or ())
+        named = given.get("panels")
+        panels = None if named is None else tuple(str(name) for name in named)
         generation = int(given.get("generation") or 0)
-        return cls(str(given.get("path", "/")), cursor, generation, only, bool(given.get("bar", True)))
+        return cls(str(given.get("path", "/")), cursor, generation, panels, bool(given.get("bar", True)))
+
+
+class _App(Dash):  # type: ignore[misc]
+    def interpolate_index(self, **pieces: str) -> str:
+        """Without scripts that nothing here needs: they cost a browser more than all of the page."""
+        scripts = pieces["scripts"].splitlines()
+        kept = (each for each in scripts if not any(name in each for name in _NOT_NEEDED))
+        index: str = super().interpolate_index(**pieces | {"scripts": "\n".join(kept)})
+        return index
 
 
 def make_app(library: Library, token: str | None = None) -> Dash:
@@ -91,7 +106,7 @@ def make_app(library: Library, token: str | None = None) -> Dash:
     Args:
         token: what a browser has to show; None: it is for this machine only.
     """
-    app = Dash(
+    app = _App(
         __name__,
         title="schedscope",
         update_title=None,
@@ -100,7 +115,7 @@ def make_app(library: Library, token: str | None = None) -> Dash:
         enable_mcp=False,
         add_log_handler=False,
         suppress_callback_exceptions=True,
-        index_string=_INDEX.replace("{PLOTLY}", _PLOTLY),
+        index_string=_INDEX,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.layout = _shell()
@@ -108,6 +123,7 @@ def make_app(library: Library, token: str | None = None) -> Dash:
     server: flask.Flask = app.server
     protect(server, token)
     _headers(app, server)
+    make_light(server)
     _more_routes(server, library)
     server.add_url_rule("/healthz", "healthz", lambda: flask.Response("ok\n", mimetype="text/plain"))
     return app
@@ -147,7 +163,7 @@ def _more_routes(server: flask.Flask, library: Library) -> None:
 
     def report() -> flask.Response:
         cursor = Cursor.parse(flask.request.query_string.decode())
-        desk = _desk(library, Wanted("/", cursor, 0))
+        desk = _desk(library, cursor)
         response = flask.Response(make_report(desk), mimetype="text/html")
         response.headers["Content-Disposition"] = f'attachment; filename="{desk.book.name}.html"'
         return response
@@ -163,10 +179,8 @@ def _shell() -> Component:
     links = [html.A(page.title, href=page.path, **{"data-page": page.path}) for page in (*PAGES, runs_page.PAGE)]
     return html.Div(
         [
-            dcc.Store(id="want-page"),
-            dcc.Store(id="want-panels"),
-            dcc.Store(id="shown"),
-            dcc.Store(id="filled"),
+            dcc.Store(id="question"),
+            dcc.Store(id="answer"),
             dcc.Store(id="noted"),
             html.A("Skip to the page", href="#page", className="skip", **{"data-native": "1"}),
             html.H1("schedscope", className="unseen"),
@@ -255,74 +269,72 @@ def _bar(desk: Desk | None, library: Library, cursor: Cursor) -> list[Component]
 
 
 def _ask(app: Dash, library: Library) -> None:
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("page", "children"),
-        Output("bar", "children"),
-        Output("notice", "children"),
-        Output("shown", "data"),
-        Input("want-page", "data"),
-        prevent_initial_call=True,
+    @app.callback(Output("answer", "data"), Input("question", "data"), prevent_initial_call=True)  # type: ignore[untyped-decorator]
+    def answer(given: dict[str, Any]) -> dict[str, Any]:
+        return _answer(library, given)
+
+    app.clientside_callback(
+        ClientsideFunction("view", "done"),
+        Output("noted", "data", allow_duplicate=True),
+        Input("answer", "data"),
+        prevent_initial_call="initial_duplicate",
     )
-    def show(given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-        cursor = Cursor()
-        try:
-            wanted = Wanted.parse(given)
-            cursor = wanted.cursor
-            if wanted.path == runs_page.PAGE.path:
-                return runs_page.layout(library, cursor), _bar(None, library, cursor), "", _done(given, None, "Runs")
-            page = _page(wanted.path)
-            desk = _desk(library, wanted)
-            rest: list[str] = []
 
-            def first(name: str) -> Any:
-                if not page.first or name in page.first:
-                    return _draw(page, desk, name)
-                rest.append(name)
-                return figures.blank(desk.theme, "") if name in page.charts else ""
 
-            drawn = page.layout(desk, first)
-            done = {**_done(given, desk, page.title), "rest": rest}
-            return drawn, _bar(desk, library, desk.cursor), "", done
-        except Exception as error:
-            return _failed(error), _bar(None, library, cursor), "", _done(given, None, "Error")
+def _answer(library: Library, given: dict[str, Any]) -> dict[str, Any]:
+    """What to show, as HTML and figures; an error in words stands where it would have been."""
+    wanted = Wanted("/", Cursor())
+    try:
+        wanted = Wanted.parse(given)
+        if wanted.path == runs_page.PAGE.path:
+            shown = {"page": to_html(runs_page.layout(library, wanted.cursor))}
+            return _done(given, None, "Runs") | shown | _above(None, library, wanted)
+        page = _page(wanted.path)
+        desk = _desk(library, wanted.cursor)
+        done = _done(given, desk, page.title)
+        if wanted.panels is None:
+            return done | _whole(page, desk) | _above(desk, library, wanted)
+        if wanted.generation == desk.book.generation:
+            return done
+        return done | _panels(page, desk, wanted.panels) | _above(desk, library, wanted)
+    except Exception as error:
+        done, failed = _done(given, None, "Error"), to_html(_failed(error))
+        if wanted.panels is None:
+            return done | _above(None, library, wanted) | {"page": failed}
+        return done | {"notice": failed}
 
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output({"chart": ALL}, "figure"),
-        Output({"part": ALL}, "children"),
-        Output("bar", "children", allow_duplicate=True),
-        Output("notice", "children", allow_duplicate=True),
-        Output("filled", "data"),
-        Input("want-panels", "data"),
-        prevent_initial_call=True,
-    )
-    def fill(given: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        charts, texts = ([each["id"] for each in group] for group in ctx.outputs_list[:2])
-        nothing = [no_update] * len(charts), [no_update] * len(texts)
-        try:
-            wanted = Wanted.parse(given)
-            page = _page(wanted.path)
-            desk = _desk(library, wanted)
-            done = _done(given, desk, page.title)
-            if wanted.generation == desk.book.generation:
-                return *nothing, no_update, no_update, {**done, "rest": []}
 
-            def redrawn(name: str) -> Any:
-                return no_update if wanted.only and name not in wanted.only else _draw(page, desk, name)
+def _above(desk: Desk | None, library: Library, wanted: Wanted) -> dict[str, Any]:
+    """What stands above a page."""
+    if not wanted.bar:
+        return {"notice": ""}
+    return {"notice": "", "bar": to_html(_bar(desk, library, wanted.cursor if desk is None else desk.cursor))}
 
-            figures = [redrawn(each["chart"]) for each in charts]
-            others = [redrawn(each["part"]) for each in texts]
-            bar = _bar(desk, library, desk.cursor) if wanted.bar else no_update
-            return figures, others, bar, "", done
-        except Exception as error:
-            return *nothing, no_update, _failed(error), _done(given, None, "Error")
 
-    for store in ("shown", "filled"):
-        app.clientside_callback(
-            ClientsideFunction("view", "done"),
-            Output("noted", "data", allow_duplicate=True),
-            Input(store, "data"),
-            prevent_initial_call="initial_duplicate",
-        )
+def _whole(page: Page, desk: Desk) -> dict[str, Any]:
+    """A page with those of its panels that come first."""
+    charts: dict[str, Figure] = {}
+    rest: list[str] = []
+
+    def draw(name: str) -> Any:
+        if page.first and name not in page.first:
+            rest.append(name)
+            return None
+        drawn = _draw(page, desk, name)
+        if name not in page.charts:
+            return drawn
+        charts[name] = drawn
+        return None
+
+    return {"page": to_html(page.layout(desk, draw)), "charts": charts, "rest": rest}
+
+
+def _panels(page: Page, desk: Desk, names: tuple[str, ...]) -> dict[str, Any]:
+    """Some panels of a page that is there."""
+    return {
+        "charts": {name: _draw(page, desk, name) for name in names if name in page.charts},
+        "parts": {name: to_html(_draw(page, desk, name)) for name in names if name in page.parts},
+    }
 
 
 def _page(path: str) -> Page:
@@ -332,9 +344,9 @@ def _page(path: str) -> Page:
     raise RunNotFoundError(f"there is no page {path[:60]!r}; there are: {', '.join(page.path for page in PAGES)}")
 
 
-def _desk(library: Library, wanted: Wanted) -> Desk:
-    book: Book = library.book(wanted.cursor.run)
-    desk = Desk(library, book, replace(wanted.cursor, run=book.name))
+def _desk(library: Library, cursor: Cursor) -> Desk:
+    book = library.book(cursor.run)
+    desk = Desk(library, book, replace(cursor, run=book.name))
     desk.window()
     return desk
 

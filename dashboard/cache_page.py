@@ -1,4 +1,4 @@
-"""The prefix cache: what it holds at a pass, how well it is reused, and what was evicted and then missed."""
+"""The prefix cache: what it holds at a pass, how well it is reused, and what was evicted and then needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any, NamedTuple
 from dash import html
 from dash.development.base_component import Component
 from schedscope.dashboard import figures, overview, parts, words
+from schedscope.dashboard.chosen_pass import number_of
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.examine import Examined
 from schedscope.dashboard.figures import Figure
 from schedscope.dashboard.insight import examined, finding_row
 from schedscope.dashboard.library import Pending
-from schedscope.dashboard.pass_page import number_of
+from schedscope.dashboard.links import pass_link, request_link
+from schedscope.dashboard.parts import Column
 from schedscope.dashboard.rebuilt import near
 from schedscope.engine.errors import SchedscopeError
 from schedscope.engine.radix import Node, RadixCache
+from schedscope.replay.finding import plural
 from schedscope.replay.palette import GREEN, NODES, SERIES, SKY
 from schedscope.replay.provenance import CacheListener
 
@@ -31,6 +34,8 @@ _ABOUT_CACHE = {
     "low_hit_rate",
     "thrashing_pool",
 }
+_FORGONE = 5
+"""Requests that are named."""
 _OLD = 0.5
 """Of all nodes by their last use, the older half."""
 
@@ -92,6 +97,13 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                     draw("again"),
                     note="tokens of requests that lost their memory, at readmission",
                 ),
+                parts.chart(
+                    "needed",
+                    "Evicted, then needed",
+                    draw("needed"),
+                    note="tokens that were cached while their request waited, computed at its turn",
+                ),
+                parts.part("forgone", draw("forgone"), className="card"),
             ],
             className="grid",
         ),
@@ -286,9 +298,59 @@ def again(desk: Desk) -> Figure:
     return figures.over_time(span, shown, desk.theme)
 
 
+def needed(desk: Desk) -> Figure:
+    """What was evicted while its request waited."""
+    load: dict[str, list[Any]] = desk.table("load", desk.window()).to_pydict()
+    if load["needed"][0] is None:
+        return figures.blank(desk.theme, "decisions are not recorded: --level decisions")
+    if not any(load["needed"]):
+        return figures.blank(desk.theme, "no request lost a cached prefix while it waited, as far as passes looked")
+    span = desk.span()
+    return figures.over_time(
+        span, [figures.bars(span, "computed again", load["needed_tokens"], SERIES["evicted"], desk.theme)], desk.theme
+    )
+
+
+def forgone(desk: Desk) -> list[Component]:
+    """The requests whose prefixes were evicted before their turn."""
+    load, cursor, window = desk.load(), desk.cursor, desk.whole()
+    title = html.H3("Evicted before their turn")
+    if not load["needed"]:
+        said = (
+            "No request that was admitted in this time lost a cached prefix while it waited, as far as passes looked."
+        )
+        return [html.Header([title]), html.P(said, className="hint")]
+    rows = [
+        [
+            request_link(cursor, each.rank, each.rid, 20),
+            words.count(each.best),
+            pass_link(cursor, each.rank, each.had_pass),
+            words.count(each.cached),
+            pass_link(cursor, each.rank, each.admit_pass),
+            words.count(each.lost),
+            words.seconds(each.waited_s),
+        ]
+        for each in desk.once(("forgone", window), lambda: desk.timeline.forgone(window, most=_FORGONE))
+    ]
+    columns = [
+        Column("request"),
+        Column("had", True, "tokens that were cached while it waited, at most"),
+        Column("last in pass"),
+        Column("found", True, "tokens that were cached at its turn"),
+        Column("in pass"),
+        Column("computed again", True, "tokens"),
+        Column("queue", True),
+    ]
+    note = f"{plural(load['needed'], 'request')}, {words.count(load['needed_tokens'])} tokens; those that lost most"
+    table = parts.table(
+        columns, rows, caption="Requests whose prefix was evicted before their turn", id="forgone-table"
+    )
+    return [html.Header([title, html.Span(note, className="note")]), table]
+
+
 def missed(desk: Desk) -> Component:
-    """What the doctor says about the cache: what was evicted and then needed, what repeats and was not found."""
-    title = "Evicted, then needed"
+    """What the doctor says about the cache: what it lost that was needed, what repeats and was not found."""
+    title = "Findings about the cache"
     try:
         found = examined(desk)
     except SchedscopeError as error:
@@ -302,7 +364,7 @@ def missed(desk: Desk) -> Component:
         if rows
         else html.P("No detector found that the cache lost what was needed, or missed what repeats.")
     )
-    return parts.card(title, *bounds(found), listed, note="and other findings about the cache", wide=True)
+    return parts.card(title, *bounds(found), listed, wide=True)
 
 
 def bounds(found: Examined) -> list[Component]:
@@ -321,6 +383,13 @@ PAGE = Page(
     path="/cache",
     title="Cache",
     layout=layout,
-    charts={"tree": tree, "memory": overview.memory, "reuse": reuse, "evicted": evicted, "again": again},
-    parts={"which": which, "missed": missed},
+    charts={
+        "tree": tree,
+        "memory": overview.memory,
+        "reuse": reuse,
+        "evicted": evicted,
+        "again": again,
+        "needed": needed,
+    },
+    parts={"which": which, "forgone": forgone, "missed": missed},
 )

@@ -22,7 +22,7 @@ from schedscope.recorder.run import Run
 from schedscope.replay.palette import GREEN, GREY, ORANGE, SERIES, SKY, Hue
 from schedscope.replay.palette import POLICIES as POLICY_HUES
 from schedscope.replay.redecide import redecide
-from schedscope.replay.series import Window
+from schedscope.replay.window import Window
 
 _SAMPLED = 120
 """Passes that are decided again."""

@@ -10,7 +10,8 @@ from dash.development.base_component import Component
 from schedscope.dashboard.cursor import Cursor, Theme
 from schedscope.dashboard.figures import Span
 from schedscope.dashboard.library import Book, Library, Pending
-from schedscope.replay.series import Timeline, Window, total
+from schedscope.replay.series import Timeline, total
+from schedscope.replay.window import Window
 
 BUCKETS = 160
 """Points of a chart over time."""

@@ -14,7 +14,8 @@ import pyarrow as pa
 from schedscope.dashboard import words
 from schedscope.dashboard.cursor import Theme
 from schedscope.replay.palette import BLUE, GREY, PURPLE, Hue, colour
-from schedscope.replay.series import HeatMap, Stretch, Window
+from schedscope.replay.told import HeatMap, Stretch
+from schedscope.replay.window import Window
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -42,10 +43,9 @@ class Span(NamedTuple):
         return (ns - self.origin_ns) / 1e9
 
     @property
-    def centres(self) -> list[float]:
-        """The middle of each bucket."""
-        begin, width = self.seconds(self.window.begin_ns), self.window.width_ns / 1e9
-        return [begin + (i + 0.5) * width for i in range(self.window.buckets)]
+    def centres(self) -> dict[str, float]:
+        """The middles of the buckets, for a trace."""
+        return {"x0": self.seconds(self.window.begin_ns) + self.width_s / 2, "dx": self.width_s}
 
     @property
     def width_s(self) -> float:
@@ -170,7 +170,7 @@ def line(
         "type": "scatter",
         "mode": "lines+markers" if alone else "lines",
         "name": name,
-        "x": span.centres,
+        **span.centres,
         "y": list(values),
         "line": {"color": shade, "width": width, "dash": dash},
         "connectgaps": False,
@@ -201,7 +201,7 @@ def bars(span: Span, name: str, values: Sequence[float | None], hue: Hue, theme:
     return {
         "type": "bar",
         "name": name,
-        "x": span.centres,
+        **span.centres,
         "y": list(values),
         "width": span.width_s,
         "marker": {"color": hue.on(theme), "line": {"width": 0}},
@@ -312,7 +312,7 @@ def heat(span: Span, found: HeatMap, theme: Theme, box: Sequence[float] | None =
     shade = PURPLE.on(theme)
     trace: Trace = {
         "type": "heatmap",
-        "x": span.centres,
+        **span.centres,
         "y": [math.log10(middle) for middle in middles],
         "z": cells,
         "customdata": [[words.seconds(middle)] * span.window.buckets for middle in middles],

@@ -168,6 +168,8 @@ class _Shelf:
         self.book: Book | None = None
         self.changed_ns = 0
         self.looking = False
+        self.ended = False
+        """What is recorded of the run is all there will be."""
 
 
 class Library:
@@ -252,7 +254,7 @@ class Library:
                 shelf.book = None
                 raise
             book = shelf.book
-        if book.due:
+        if book.due or (shelf.ended and book.live):
             self._refresh(shelf, path, book)
         return book
 
@@ -273,7 +275,7 @@ class Library:
         except OSError:
             raise RunNotFoundError(f"run {path} is gone: it was deleted or moved") from None
         if changed != shelf.changed_ns:
-            read_manifest(path)
+            shelf.ended = read_manifest(path).status == "sealed"
             if shelf.book is not None and not shelf.book.live:
                 shelf.book = None
             shelf.changed_ns = changed

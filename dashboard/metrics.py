@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from schedscope.dashboard.library import Book
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
+from schedscope.replay.window import Window
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT_S = 60

@@ -31,7 +31,7 @@ from schedscope.replay.palette import (
     YELLOW,
 )
 from schedscope.replay.palette import GATES as GATE_HUES
-from schedscope.replay.series import Stretches
+from schedscope.replay.told import Stretches
 
 _NOW_S = 60.0
 """How long "now" is."""

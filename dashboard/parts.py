@@ -5,38 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dash import dcc, html
+from dash import html
 from dash.development.base_component import Component
 from schedscope.dashboard.cursor import Theme
+from schedscope.dashboard.figures import Figure
 from schedscope.replay.palette import Hue
 
 Content = Any
 """A component, a text, or a list of them."""
 
-CHART = {"displayModeBar": False, "responsive": True, "doubleClick": False, "showTips": False}
-
-
-def chart_id(name: str) -> dict[str, str]:
-    """Of the graph of a chart."""
-    return {"chart": name}
-
-
-def part_id(name: str) -> dict[str, str]:
-    """Of another panel."""
-    return {"part": name}
-
 
 def chart(
     name: str,
     title: str,
-    figure: Any,
+    figure: Figure | None,
     *,
     note: Content = None,
     tall: bool = False,
     wide: bool = False,
     flat: bool = False,
 ) -> Component:
-    """A chart with its heading and what can be done with it."""
+    """A chart with its heading and what can be done with it.
+
+    Args:
+        figure: None: it comes by itself.
+    """
     size = "tall" if tall else "flat" if flat else "normal"
     return html.Figure(
         [
@@ -57,7 +50,7 @@ def chart(
                 ]
             ),
             html.Div(
-                dcc.Graph(id=chart_id(name), figure=figure, config=CHART, className="plot"),
+                html.Div(className="plot", **({} if figure is None else {"data-figure": figure})),
                 className=f"chart {size}",
                 tabIndex=0,
                 role="group",
@@ -71,7 +64,7 @@ def chart(
 
 def part(name: str, content: Content, *, className: str = "") -> Component:
     """A panel that is not a chart."""
-    return html.Div(content, id=part_id(name), className=f"part {className}".strip())
+    return html.Div(content, id=f"part-{name}", className=f"part {className}".strip(), **{"data-part": name})
 
 
 def card(title: str, *content: Content, note: Content = None, wide: bool = False, id: str | None = None) -> Component:
@@ -169,16 +162,13 @@ def link(words: Content, href: str, *, className: str = "", title: str = "") -> 
 
 
 def select(label: str, parameter: str, options: list[tuple[str, str]], chosen: str) -> Component:
-    """A choice that changes the URL; the browser's own, so that it works everywhere."""
+    """A choice that changes the URL."""
     return html.Label(
         [
             html.Span(label),
-            html.Div(
-                [
-                    html.Option(text, value=value, **({"data-chosen": "1"} if value == chosen else {}))
-                    for text, value in options
-                ],
-                **{"data-select": parameter},
+            html.Select(
+                [html.Option(text, value=value, selected=value == chosen) for text, value in options],
+                **{"data-key": parameter},
             ),
         ],
         className="choice",

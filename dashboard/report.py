@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from dash import html
 from dash.development.base_component import Component
-from plotly.offline import get_plotlyjs
 from schedscope.dashboard import figures, overview, parts, pass_page, ranks_page, request_page, words
 from schedscope.dashboard.desk import Desk, Page
 from schedscope.dashboard.insight import examined
@@ -144,8 +143,9 @@ def _head(desk: Desk) -> Component:
 
 
 def _file(title: str, body: str, theme: str) -> str:
-    style = files("schedscope.dashboard").joinpath("assets/style.css").read_text(encoding="utf-8")
-    scripts = [get_plotlyjs(), _DRAW]
+    assets = files("schedscope.dashboard").joinpath("assets")
+    style = assets.joinpath("style.css").read_text(encoding="utf-8")
+    scripts = [assets.joinpath("plotly.min.js").read_text(encoding="utf-8"), _DRAW]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
     placed = "".join(f"<script>{script}</script>" for script in scripts)

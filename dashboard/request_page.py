@@ -20,7 +20,7 @@ from schedscope.replay.ledger import CAUSES, Part, RequestLedger, request_ledger
 from schedscope.replay.palette import CAUSES as CAUSE_HUES
 from schedscope.replay.palette import GREEN, GREY, ORANGE, SKY, VERDICTS
 from schedscope.replay.recorded import Place, place_of
-from schedscope.replay.series import Window
+from schedscope.replay.window import Window
 
 _OVERTAKING = ("longer_match", "priority", "order")
 _SHOWN = 40

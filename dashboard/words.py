@@ -77,6 +77,11 @@ def name(text: str, most: int = _SHOWN) -> str:
     return f"{clean[:head]}…{clean[-(most - 1 - head) :]}"
 
 
+def sentence(said: str) -> str:
+    """A text from elsewhere, with its end."""
+    return f"{name(said, 300)}."
+
+
 def in_chart(text: str, most: int = _SHOWN) -> str:
     """A name for a label in a chart, where a few HTML tags would count."""
     return name(text, most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from schedscope.recorder.run import Run
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
+from schedscope.replay.window import Window
 
 _VALUES = 6
 """Values of a field that are told apart; the others are together."""

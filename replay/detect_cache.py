@@ -9,6 +9,7 @@ from schedscope.engine.ordering import POLICIES
 from schedscope.engine.radix import namespace
 from schedscope.replay.case import Case
 from schedscope.replay.columns import packed_lists, values_of
+from schedscope.replay.evicted import EVICTED_THEN_NEEDED
 from schedscope.replay.finding import SHOWN, Evidence, Finding, Severity, Trial, plural, span
 from schedscope.replay.prefixes import Duplicate, Prompt, duplicates, reuse
 
@@ -300,33 +301,17 @@ def duplicate_prefill(
         )
 
 
-def evicted_before_use(case: Case, *, tokens: int = 32, share: float = 0.02, least: int = 256) -> Iterator[Finding]:
+def evicted_before_use(case: Case, *, share: float = 0.02, least: int = 256) -> Iterator[Finding]:
     """A waiting request's prefix was in the cache, and was evicted before its turn came.
 
     Seen under policies that look prefixes up when they sort.
 
     Args:
-        tokens: that a request lost, at least.
         share: of all prompt tokens, at least, all requests together.
         least: tokens, all requests together.
     """
     for rank in case.ranks:
-        rows = case.rows(
-            """
-            WITH seen AS (
-                SELECT rid, max(prefix_len) AS best, max(pass) FILTER (prefix_len > 0) AS had_pass FROM decisions
-                WHERE rank = $rank AND place_before IS NOT NULL AND prefix_len > 0 GROUP BY rid
-            )
-            SELECT m.rid, s.best, m.cached_tokens AS cached, s.best - m.cached_tokens AS lost, s.had_pass, m.admit_pass,
-                m.waited_ns / 1e9 AS waited_s
-            FROM seen s JOIN measured m ON m.rank = $rank AND m.rid = s.rid
-            WHERE m.retractions + m.preemptions = 0 AND m.admit_ns IS NOT NULL AND s.best < m.prompt_tokens
-                AND s.best - m.cached_tokens >= $tokens
-            ORDER BY lost DESC, m.rid
-            """,
-            rank=rank,
-            tokens=tokens,
-        )
+        rows = case.rows(f"FROM ({EVICTED_THEN_NEEDED}) WHERE rank = $rank ORDER BY lost DESC, rid", rank=rank)
         lost = sum(row["lost"] for row in rows)
         total = case.one(
             "SELECT coalesce(sum(prompt_tokens), 0) AS n FROM measured WHERE rank = $rank AND admit_ns IS NOT NULL",

@@ -18,8 +18,8 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -27,154 +27,20 @@ import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
-from schedscope.replay.measures import MEASURED, measure
-
-
-class RankExtent(NamedTuple):
-    """How far a rank's recording reaches."""
-
-    rank: int
-    first_ns: int
-    """Begin of its first step."""
-    last_ns: int
-    """End of its last step."""
-    first_pass: int | None
-    last_pass: int | None
-    """None: it has no pass whose step has ended."""
-    passes: int
-    requests: int
-    """That arrived; at level steps those that ended."""
-
-
-class Extent(NamedTuple):
-    """How far a run reaches."""
-
-    first_ns: int
-    last_ns: int
-    passes: int
-    """Of all ranks."""
-    requests: int
-    ranks: tuple[RankExtent, ...]
-    level: str
-    """How much was recorded, see `Detail`: what isn't is null, never 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A piece of a run's time, in equal buckets."""
-
-    begin_ns: int
-    end_ns: int
-    """Exclusive."""
-    buckets: int
-    rank: int | None = None
-    """Only this rank; None: all of them together."""
-
-    @property
-    def width_ns(self) -> int:
-        """Length of a bucket."""
-        return max(1, -(-(self.end_ns - self.begin_ns) // self.buckets))
-
-    def bucket_of(self, ns: int) -> int:
-        """The bucket of a moment in the window."""
-        return (ns - self.begin_ns) // self.width_ns
-
-
-class Stretch(NamedTuple):
-    """A time in which something stayed the same."""
-
-    rank: int
-    what: str
-    """A policy, a gate, or why records are missing."""
-    begin_ns: int
-    end_ns: int
-    first_pass: int | None
-    last_pass: int | None
-    """Passes in it; of a gap those around it. None: there is none, or (gap) it reaches to the run's begin or end."""
-    total: int | None
-    """Steps (gate), passes (policy) or lost records (gap; None: unknown)."""
-
-
-class Stretches(NamedTuple):
-    """The stretches of a window."""
-
-    longest: tuple[Stretch, ...]
-    """By begin."""
-    others: int
-    """Shorter ones that were left out."""
-
-
-class HeatMap(NamedTuple):
-    """How many requests had which time to first token when."""
-
-    edges_s: tuple[float, ...]
-    """Of the rows: row `i` holds from `edges_s[i]` up to `edges_s[i + 1]`, seconds; a constant ratio apart."""
-    cells: pa.Table
-    """`bucket`, `row`, `requests`: only cells with any."""
-
-
-class Found(NamedTuple):
-    """A request that was searched."""
-
-    rank: int
-    rid: str
-    arrive_ns: int
-    ttft_s: float | None
-    """None: no token yet, or none ever."""
-    end_reason: str | None
-    """None: it has not ended."""
-
-
-class Anomaly(NamedTuple):
-    """A moment that stands out."""
-
-    rank: int
-    ns: int
-    pass_number: int | None
-    """The pass then, or the last one before; None: there was none yet."""
-    kind: str
-    """`fallback`, `gate`, `gap`, `retraction`, `preemption` or `slow`."""
-    words: str
-    rid: str | None
-    """The request that it is about; None: not about one."""
-
-
-class Turn(NamedTuple):
-    """What a rank did at a moment."""
-
-    rank: int
-    step: int
-    begin_ns: int
-    end_ns: int
-    kind: str
-    gate: str | None
-    pass_number: int | None
-    """The pass of this step, or the last one before it; None: there is none."""
-    queue_len: int
-    running: int
-    admitted: int | None
-    """Of the pass, if it was in this step."""
-    stop: str | None
-    policy: str | None
-    """The active one, with the reason of a fallback in brackets."""
-
-
-class Served(NamedTuple):
-    """A request that got its first token."""
-
-    rank: int
-    rid: str
-    arrive_ns: int
-    first_token_ns: int
-    ttft_s: float
-    waited_s: float | None
-    prefill_s: float | None
-    scheduling_s: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    priority: int | None
-    routing_key: str | None
-
+from schedscope.replay.anomalies import ANOMALIES, Anomaly, anomaly_words
+from schedscope.replay.condense import CONDENSED, EXTENT, LASTING, POLICY, condense
+from schedscope.replay.told import (
+    Extent,
+    Forgone,
+    Found,
+    HeatMap,
+    RankExtent,
+    Served,
+    Stretch,
+    Stretches,
+    Turn,
+)
+from schedscope.replay.window import Window, bucket, frame, parameters, row_keys, within
 
 Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
@@ -210,26 +76,21 @@ class Timeline:
             brief: in a third of the time; nothing is known of the parts of a time to first token but the queue.
         """
         level = run.manifest.detail.level
-        connection = run.connect([*MEASURED, "decisions"])
+        connection = run.connect(list(CONDENSED))
         if memory_mb is not None:
             connection.execute(f"SET memory_limit = '{memory_mb}MB'")
             connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
             connection.execute("SET threads = 2; SET preserve_insertion_order = false")
             connection.execute("SET allocator_flush_threshold = '4MB'")
-        if last_s is not None:
-            _narrow(connection, int(last_s * 1e9))
         try:
-            measure(connection, level, brief=brief)
-            connection.execute(_REFUSED)
+            condense(connection, level, last_s, brief=brief)
         except duckdb.OutOfMemoryException:
             # Some of it can't be done in pieces. Rather take more than show nothing.
             if memory_mb is None:
                 raise
             connection.close()
             return cls.open(run, last_s=last_s, brief=brief)
-        for view in (*MEASURED, "decisions"):
-            connection.execute(f"DROP VIEW main.{view} CASCADE")
-        ranks = tuple(RankExtent(*row) for row in connection.execute(_EXTENT).fetchall())
+        ranks = tuple(RankExtent(*row) for row in connection.execute(EXTENT).fetchall())
         if not ranks:
             raise RunNotFoundError(f"run {run.where} has no step yet")
         extent = Extent(
@@ -296,17 +157,19 @@ class Timeline:
         step's begin; null: no step began here); `used_max`, `cached_max` (share of the KV pool, 0..1, held by
         requests, and held for reuse only); `admitted` (requests, first admissions), `prompt_tokens`, `cached_tokens`
         (of those), `hit_rate` (0..1; null: none was admitted); `again`, `again_tokens`, `again_cached` (admissions
-        after a retraction or preemption; null where events are not recorded); `computed_tokens` (by the model,
+        after a retraction or preemption; null where events are not recorded); `needed`, `needed_tokens` (requests
+        admitted although a prefix of theirs was evicted while they waited, and what they compute again because of it;
+        null where decisions are not recorded); `computed_tokens` (by the model,
         decoding included); `evicted_tokens` (null where evictions are not recorded); `retractions`, `preemptions`;
         `busy_s` (time in steps that were not idle).
         """
-        keys, joined = _keys(by_rank)
+        keys, joined = row_keys(by_rank)
         known = self.extent.level in {"decisions", "full"}
         evictions = "coalesce(sum(evicted), 0)::BIGINT" if self.extent.level == "full" else "NULL::BIGINT"
         return self._ask(
             f"""
-            WITH {_frame(by_rank)}, done AS (
-                SELECT {_bucket("ns", by_rank)},
+            WITH {frame(by_rank)}, done AS (
+                SELECT {bucket("ns", by_rank)},
                     sum(count)::BIGINT AS steps, count(pass) AS passes, max(queue_len) AS queue_max,
                     max(running) AS running_max,
                     max((pool_size - available - evictable) / pool_size) AS used_max,
@@ -314,29 +177,33 @@ class Timeline:
                     {evictions} AS evicted_tokens, sum(retracted)::BIGINT AS retractions,
                     sum(preempted)::BIGINT AS preemptions,
                     coalesce(sum(end_ns - ns) FILTER (kind <> 'idle'), 0) / 1e9 AS busy_s
-                FROM turns WHERE {_within("ns")} GROUP BY ALL
+                FROM turns WHERE {within("ns")} GROUP BY ALL
             ), joined AS (
-                SELECT {_bucket("admit_ns", by_rank)}, count(*) AS admitted,
+                SELECT {bucket("admit_ns", by_rank)}, count(*) AS admitted,
                     sum(prompt_tokens)::BIGINT AS prompt_tokens, sum(cached_tokens)::BIGINT AS cached_tokens
-                FROM measured WHERE {_within("admit_ns")} GROUP BY ALL
+                FROM measured WHERE {within("admit_ns")} GROUP BY ALL
             ), returned AS (
-                SELECT {_bucket("ns", by_rank)}, count(*) AS again, sum(tokens)::BIGINT AS again_tokens,
+                SELECT {bucket("ns", by_rank)}, count(*) AS again, sum(tokens)::BIGINT AS again_tokens,
                     sum(cached)::BIGINT AS again_cached
-                FROM again WHERE {_within("ns")} GROUP BY ALL
+                FROM again WHERE {within("ns")} GROUP BY ALL
+            ), forgone AS (
+                SELECT {bucket("admit_ns", by_rank)}, count(*) AS needed, sum(lost)::BIGINT AS needed_tokens
+                FROM needed WHERE {within("admit_ns")} GROUP BY ALL
             )
             SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns,
                 coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes, queue_max, running_max, used_max,
                 cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
+                {_or_null("needed", known)}, {_or_null("needed_tokens", known)},
                 coalesce(computed_tokens, 0) AS computed_tokens,
                 {_or_null("evicted_tokens", self.extent.level == "full")},
                 coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,
                 coalesce(busy_s, 0) AS busy_s
             FROM frame LEFT JOIN done USING ({joined}) LEFT JOIN joined USING ({joined})
-            LEFT JOIN returned USING ({joined}) ORDER BY {keys}
+            LEFT JOIN returned USING ({joined}) LEFT JOIN forgone USING ({joined}) ORDER BY {keys}
             """,
-            _values(window),
+            parameters(window),
         )
 
     def latency(self, window: Window, *, by_rank: bool = False) -> pa.Table:
@@ -346,18 +213,18 @@ class Timeline:
         `ttft_p99`, and the mean of its parts, `waited_mean`, `prefill_mean`, `scheduling_mean`; `admitted` (requests
         that were first admitted in it), `queue_p50`, `queue_p99` (from arrival to admission).
         """
-        keys, joined = _keys(by_rank)
+        keys, joined = row_keys(by_rank)
         return self._ask(
             f"""
-            WITH {_frame(by_rank)}, first AS (
-                SELECT {_bucket("first_token_ns", by_rank)}, count(*) AS first_tokens,
+            WITH {frame(by_rank)}, first AS (
+                SELECT {bucket("first_token_ns", by_rank)}, count(*) AS first_tokens,
                     quantile_cont(ttft_ns, [0.5, 0.9, 0.99]) AS ttft, avg(waited_ns) / 1e9 AS waited_mean,
                     avg(prefill_ns) / 1e9 AS prefill_mean, avg(scheduling_ns) / 1e9 AS scheduling_mean
-                FROM measured WHERE {_within("first_token_ns")} GROUP BY ALL
+                FROM measured WHERE {within("first_token_ns")} GROUP BY ALL
             ), joined AS (
-                SELECT {_bucket("admit_ns", by_rank)}, count(*) AS admitted,
+                SELECT {bucket("admit_ns", by_rank)}, count(*) AS admitted,
                     quantile_cont(waited_ns, [0.5, 0.99]) AS waited
-                FROM measured WHERE {_within("admit_ns")} GROUP BY ALL
+                FROM measured WHERE {within("admit_ns")} GROUP BY ALL
             )
             SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns, coalesce(first_tokens, 0) AS first_tokens,
                 ttft[1] / 1e9 AS ttft_p50, ttft[2] / 1e9 AS ttft_p90, ttft[3] / 1e9 AS ttft_p99,
@@ -365,7 +232,7 @@ class Timeline:
                 waited[1] / 1e9 AS queue_p50, waited[2] / 1e9 AS queue_p99
             FROM frame LEFT JOIN first USING ({joined}) LEFT JOIN joined USING ({joined}) ORDER BY {keys}
             """,
-            _values(window),
+            parameters(window),
         )
 
     def shares(self, of: Share, window: Window, *, by_rank: bool = False) -> pa.Table:
@@ -379,15 +246,15 @@ class Timeline:
 
         Columns: `bucket`, `what`, `count`, `tokens` or `seconds` as above (else null).
         """
-        keys, _ = _keys(by_rank)
+        keys, _ = row_keys(by_rank)
         source, what, tokens, seconds = _SHARES[of]
         return self._ask(
             f"""
-            SELECT {_bucket("ns", by_rank)}, {what} AS what, count(*) AS count,
+            SELECT {bucket("ns", by_rank)}, {what} AS what, count(*) AS count,
                 {tokens} AS tokens, {seconds} AS seconds
-            FROM {source} WHERE {_within("ns")} AND {what} IS NOT NULL GROUP BY ALL ORDER BY {keys}, what
+            FROM {source} WHERE {within("ns")} AND {what} IS NOT NULL GROUP BY ALL ORDER BY {keys}, what
             """,
-            _values(window),
+            parameters(window),
         )
 
     # ---- others --------------------------------------------------------------------------------------------
@@ -413,7 +280,7 @@ class Timeline:
             WHERE kind = $of AND end_ns >= $begin AND begin_ns < $end AND ($rank IS NULL OR rank = $rank)
             ORDER BY end_ns - begin_ns DESC, begin_ns, rank LIMIT $most
             """,
-            {**_values(window), "of": of, "most": most},
+            {**parameters(window), "of": of, "most": most},
         )
         stretches = [Stretch(*list(row.values())[:-1]) for row in rows.to_pylist()]
         return stretches, rows["others"][0].as_py() if stretches else 0
@@ -453,19 +320,19 @@ class Timeline:
 
     def heat_map(self, window: Window, *, rows: int = 24) -> HeatMap:
         """Times to first token in `rows` rows of equal ratio, from the shortest to the longest in the window."""
-        source = f"FROM measured WHERE {_within('first_token_ns')} AND ttft_ns IS NOT NULL"
-        values = _values(window)
+        source = f"FROM measured WHERE {within('first_token_ns')} AND ttft_ns IS NOT NULL"
+        values = parameters(window)
         span = self._ask(f"SELECT min(ttft_ns) AS low, max(ttft_ns) AS high {source}", values).to_pylist()[0]
         low, high = max(span["low"] or 1, 1), max(span["high"] or 1, 2)
         ratio = max((high / low) ** (1 / rows), 1 + 1e-9)
         edges = tuple(low * ratio**i / 1e9 for i in range(rows + 1))
         cells = self._ask(
             f"""
-            SELECT {_bucket("first_token_ns", False)},
+            SELECT {bucket("first_token_ns", False)},
                 least(greatest(floor(ln(greatest(ttft_ns, 1) / $low) / $step), 0), $rows - 1)::INTEGER AS row,
                 count(*) AS requests {source} GROUP BY ALL ORDER BY ALL
             """,
-            {**_values(window), "low": float(low), "step": math.log(ratio), "rows": rows},
+            {**parameters(window), "low": float(low), "step": math.log(ratio), "rows": rows},
         )
         return HeatMap(edges, cells)
 
@@ -491,8 +358,8 @@ class Timeline:
         values = {"begin": self.extent.first_ns, "piece": max(1, span // 400), "long": span // 100, "most": most}
         self._find_lasting()
         found = [
-            Anomaly(row["rank"], row["ns"], row["pass"], row["kind"], _anomaly_words(row), row["rid"])
-            for row in self._ask(_ANOMALIES, values).to_pylist()
+            Anomaly(row["rank"], row["ns"], row["pass"], row["kind"], anomaly_words(row), row["rid"])
+            for row in self._ask(ANOMALIES, values).to_pylist()
         ]
         for gap in self._gaps(self.window(buckets=1)):
             what = "records are missing" if gap.total is None else f"{gap.total:,} records are missing"
@@ -535,7 +402,7 @@ class Timeline:
                 WHERE ns <= $ns AND ($rank IS NULL OR rank = $rank) GROUP BY rank
             )
             SELECT t.rank, t.step, t.ns, t.end_ns, t.kind, t.gate, l.pass, t.queue_len, t.running,
-                CASE WHEN t.pass IS NOT NULL THEN t.admitted END, t.stop, {_POLICY}
+                CASE WHEN t.pass IS NOT NULL THEN t.admitted END, t.stop, {POLICY}
             FROM last l JOIN turns t ON t.rank = l.rank AND t.step = l.step ORDER BY t.rank
             """,
             {"ns": ns, "rank": rank},
@@ -568,12 +435,23 @@ class Timeline:
             f"""
             SELECT rank, rid, arrive_ns, first_token_ns, ttft_ns / 1e9, waited_ns / 1e9, prefill_ns / 1e9,
                 scheduling_ns / 1e9, prompt_tokens, cached_tokens, priority, routing_key
-            FROM measured WHERE {_within("first_token_ns")} AND ttft_ns BETWEEN $low AND $high
+            FROM measured WHERE {within("first_token_ns")} AND ttft_ns BETWEEN $low AND $high
             ORDER BY ttft_ns DESC, rank, rid LIMIT $most
             """,
-            {**_values(window), "most": most, "low": low_s * 1e9, "high": high_s * 1e9},
+            {**parameters(window), "most": most, "low": low_s * 1e9, "high": high_s * 1e9},
         )
         return tuple(Served(*row.values()) for row in rows.to_pylist())
+
+    def forgone(self, window: Window, *, most: int = 12) -> tuple[Forgone, ...]:
+        """Requests admitted in a window whose prefixes were evicted while they waited, those that lost most first."""
+        rows = self._ask(
+            f"""
+            SELECT rank, rid, best, cached, lost, had_pass, admit_pass, waited_s FROM needed
+            WHERE {within("admit_ns")} ORDER BY lost DESC, rank, rid LIMIT $most
+            """,
+            {**parameters(window), "most": most},
+        )
+        return tuple(Forgone(*row.values()) for row in rows.to_pylist())
 
     def request_parts(self) -> pa.Table:
         """The times of all requests, by arrival; see `schedscope.replay.measures`.
@@ -606,7 +484,7 @@ class Timeline:
     def _find_lasting(self) -> None:
         """Have the table of what lasted, which takes a third as long as everything else and is not always needed."""
         with self._lock:
-            self._within_memory(lambda: self._connection.execute(_LASTING))
+            self._within_memory(lambda: self._connection.execute(LASTING))
 
     def _ask(self, sql: str, values: Sequence[Any] | dict[str, Any]) -> pa.Table:
         if isinstance(values, dict):
@@ -623,8 +501,6 @@ class Timeline:
             return answer()
 
 
-_POLICY = "active_policy || CASE WHEN fallback IS NULL THEN '' ELSE ' (' || fallback || ')' END"
-
 _SHARES: dict[Share, tuple[str, str, str, str]] = {
     "refused": ("refused", "reason", "sum(tokens)::BIGINT", "NULL::DOUBLE"),
     "stop": ("turns", "stop", "NULL::BIGINT", "NULL::DOUBLE"),
@@ -635,112 +511,10 @@ _SHARES: dict[Share, tuple[str, str, str, str]] = {
         "NULL::DOUBLE",
     ),
     "prefillable": ("turns", "delayer_estimation", "NULL::BIGINT", "NULL::DOUBLE"),
-    "policy": ("turns", _POLICY, "NULL::BIGINT", "NULL::DOUBLE"),
+    "policy": ("turns", POLICY, "NULL::BIGINT", "NULL::DOUBLE"),
     "gate": ("turns", "gate", "NULL::BIGINT", "sum(end_ns - ns) / 1e9"),
 }
 """Where it is, what it is called, and its sums."""
-
-_ANOMALIES = """
-WITH told AS (
-    SELECT 'fallback' AS kind, rank, begin_ns AS ns, first_pass AS pass, what, total AS size, NULL::VARCHAR AS rid,
-        (end_ns - begin_ns) / 1e9 AS seconds, NULL::DOUBLE AS median
-    FROM lasting WHERE kind = 'policy' AND what LIKE '% (%'
-    UNION ALL
-    SELECT 'gate', rank, begin_ns, NULL, what, total, NULL, (end_ns - begin_ns) / 1e9, NULL
-    FROM lasting WHERE kind = 'gate' AND what <> 'queue_empty' AND end_ns - begin_ns > $long
-    UNION ALL
-    SELECT 'retraction', rank, min(ns), arg_min(pass, ns), NULL, sum(retracted)::BIGINT, NULL, NULL, NULL
-    FROM turns WHERE retracted > 0 GROUP BY rank, (ns - $begin) // $piece
-    UNION ALL
-    SELECT 'preemption', rank, min(ns), arg_min(pass, ns), NULL, sum(preempted)::BIGINT, NULL, NULL, NULL
-    FROM turns WHERE preempted > 0 GROUP BY rank, (ns - $begin) // $piece
-    UNION ALL
-    SELECT 'slow', rank, arg_max(first_token_ns, ttft_ns), NULL, NULL, count(*), arg_max(rid, ttft_ns),
-        max(ttft_ns) / 1e9, any_value(median) / 1e9
-    FROM measured, (
-        SELECT quantile_cont(ttft_ns, 0.99) AS high, quantile_cont(ttft_ns, 0.5) AS median FROM measured
-    ) WHERE ttft_ns >= high AND ttft_ns >= 3 * median GROUP BY rank, (first_token_ns - $begin) // $piece
-), largest AS (
-    SELECT *, row_number() OVER (PARTITION BY kind ORDER BY coalesce(seconds, size) DESC, ns, rank) AS place FROM told
-)
-SELECT l.kind, l.rank, l.ns, coalesce(l.pass, t.pass) AS pass, l.what, l.size, l.rid, l.seconds, l.median
-FROM largest l
-ASOF LEFT JOIN (SELECT rank, ns, pass FROM turns WHERE pass IS NOT NULL) t ON l.rank = t.rank AND l.ns >= t.ns
-WHERE l.place <= $most
-"""
-"""`size`: passes (fallback), steps (gate) or requests (others)."""
-
-
-def _anomaly_words(row: dict[str, Any]) -> str:
-    """An anomaly in a line."""
-    size = f"{row['size']:,}"
-    match row["kind"]:
-        case "fallback":
-            return f"fell back to {row['what']} for {size} passes, {row['seconds']:.3g} s"
-        case "gate":
-            return f"gate {row['what']} for {row['seconds']:.3g} s, {size} steps"
-        case "slow":
-            return f"first token after {row['seconds']:.3g} s, median {row['median']:.3g} s; {size} as slow around then"
-        case kind:
-            return f"{size} {kind}{'s' if row['size'] != 1 else ''} around then"
-
-
-_REFUSED = """
-CREATE TABLE refused AS
-SELECT d.rank, d.pass, t.ns, d.reason, greatest(m.prompt_tokens - d.admit_prefix_len, 0) AS tokens
-FROM (SELECT rank, pass, rid, reason, admit_prefix_len FROM decisions WHERE result IS NOT NULL AND NOT admitted) d
-JOIN (SELECT rank, pass, ns FROM turns WHERE pass IS NOT NULL) t ON t.rank = d.rank AND t.pass = d.pass
-ASOF LEFT JOIN measured m ON m.rank = d.rank AND m.rid = d.rid AND t.ns >= m.arrive_ns
-ORDER BY d.rank, t.ns
-"""
-
-_LASTING = f"""
-CREATE TABLE IF NOT EXISTS lasting AS
-WITH told AS (
-    SELECT 'policy' AS kind, rank, step, ns, end_ns, pass, {_POLICY} AS what FROM turns WHERE pass IS NOT NULL
-    UNION ALL SELECT 'gate', rank, step, ns, end_ns, pass, gate FROM turns WHERE kind <> 'idle'
-), cut AS (
-    SELECT *, what IS DISTINCT FROM lag(what) OVER (PARTITION BY kind, rank ORDER BY step) AS begins FROM told
-), numbered AS (
-    SELECT *, sum(begins::INTEGER) OVER (PARTITION BY kind, rank ORDER BY step) AS place FROM cut
-)
-SELECT kind, rank, any_value(what) AS what, min(ns) AS begin_ns, max(end_ns) AS end_ns,
-    min(pass) AS first_pass, max(pass) AS last_pass, count(*) AS total
-FROM numbered WHERE what IS NOT NULL GROUP BY kind, rank, place ORDER BY kind, rank, begin_ns
-"""
-
-_EXTENT = """
-WITH came AS (SELECT rank, count(*) AS requests FROM measured GROUP BY rank)
-SELECT rank, min(ns), max(end_ns), min(pass), max(pass), count(pass), coalesce(any_value(requests), 0)
-FROM turns LEFT JOIN came USING (rank) GROUP BY rank ORDER BY rank
-"""
-
-
-def _narrow(connection: duckdb.DuckDBPyConnection, last_ns: int) -> None:
-    """Let the tables of the log begin so long before their end."""
-    end = connection.execute("SELECT max(end_ns) FROM steps").fetchall()[0][0]
-    if end is None:
-        return
-    begin = end - last_ns
-    firsts = connection.execute(
-        f"SELECT rank, min(step), coalesce(min(pass), 0) FROM steps WHERE end_ns >= {begin} GROUP BY rank"
-    ).fetchall()
-    # The least of all ranks lets row groups be left out unread.
-    step = " OR ".join(f"(rank = {rank} AND step >= {first})" for rank, first, _ in firsts)
-    number = " OR ".join(f"(rank = {rank} AND pass >= {first})" for rank, _, first in firsts)
-    of_step = f"step >= {min(row[1] for row in firsts)} AND ({step})"
-    of_pass = f"pass >= {min(row[2] for row in firsts)} AND ({number})"
-    within = {
-        "steps": of_step,
-        "events": of_step,
-        "passes": of_pass,
-        "decisions": of_pass,
-        "requests": f"finish_ns >= {begin}",
-    }
-    connection.execute("CREATE SCHEMA recent")
-    for table, condition in within.items():
-        connection.execute(f"CREATE VIEW recent.{table} AS SELECT * FROM main.{table} WHERE {condition}")
-    connection.execute("SET search_path = 'recent,main'")
 
 
 def total(load: pa.Table) -> dict[str, Any]:
@@ -751,36 +525,6 @@ def total(load: pa.Table) -> dict[str, Any]:
             found[name] = (pc.max if name.endswith("_max") else pc.sum)(load[name]).as_py()
     found["hit_rate"] = found["cached_tokens"] / found["prompt_tokens"] if found["prompt_tokens"] else None
     return found
-
-
-def _values(window: Window) -> dict[str, Any]:
-    return {
-        "begin": window.begin_ns,
-        "end": window.end_ns,
-        "width": window.width_ns,
-        "buckets": window.buckets,
-        "rank": window.rank,
-    }
-
-
-def _within(column: str) -> str:
-    return f"{column} >= $begin AND {column} < $end AND ($rank IS NULL OR rank = $rank)"
-
-
-def _bucket(column: str, by_rank: bool) -> str:
-    return f"{'rank, ' if by_rank else ''}(({column} - $begin) // $width)::INTEGER AS bucket"
-
-
-def _frame(by_rank: bool) -> str:
-    """A row for every bucket of the window, and every rank."""
-    ranks = ", (SELECT DISTINCT rank FROM turns WHERE $rank IS NULL OR rank = $rank)" if by_rank else ""
-    columns = "rank, bucket" if by_rank else "bucket"
-    return f"frame AS (SELECT {columns} FROM (SELECT n::INTEGER AS bucket FROM range($buckets) AS b(n)){ranks})"
-
-
-def _keys(by_rank: bool) -> tuple[str, str]:
-    """The columns that a row is found by, to select and to join on."""
-    return ("rank, bucket", "rank, bucket") if by_rank else ("bucket", "bucket")
 
 
 def _or_null(column: str, known: bool) -> str:

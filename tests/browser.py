@@ -95,19 +95,23 @@ class Reader:
         self.settled()
 
     def settled(self) -> None:
-        """Wait until nothing is worked out any more, and all charts are drawn."""
+        """Wait until nothing is worked out any more, and all charts in sight are drawn."""
         self.page.wait_for_function(
             "() => document.body.dataset.rest === '0' && !document.querySelector('[data-pending]') && "
-            "![...document.querySelectorAll('.js-plotly-plot')]"
-            ".some(each => each.layout?.meta?.pending || !each.dataset.wired)"
+            "!window.charts.pending().length"
         )
 
     def chart(self, name: str) -> Any:
         """Where the plot area of a chart is on the page: x, y, width, height."""
-        self.page.locator(f"[data-chart='{name}']").scroll_into_view_if_needed()
+        self.look_at(name)
         box = self.page.locator(f"[data-chart='{name}'] .nsewdrag").first.bounding_box()
         assert box is not None
         return box
+
+    def look_at(self, name: str) -> None:
+        """Scroll to a chart, which is drawn when it comes in sight."""
+        self.page.locator(f"[data-chart='{name}']").scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"[data-chart='{name}'] .js-plotly-plot", state="attached")
 
     def drag(self, name: str, begin: float, end: float, top: float = 0.5, bottom: float = 0.5) -> None:
         """Drag across a chart, from one share of its width and height to another, and wait for what comes of it."""
@@ -141,6 +145,7 @@ class Reader:
 
     def range_of(self, name: str) -> tuple[float, float]:
         """What a chart shows of the time axis."""
+        self.look_at(name)
         low, high = self.page.evaluate(
             "name => document.querySelector(`[data-chart='${name}'] .js-plotly-plot`).layout.xaxis.range", name
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -11,20 +12,28 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import BUSY, record_busy
+from patience import until
+from scenes import BUSY, Clients, Clock, record_busy, serve
 from schedscope.cli.main import main
-from schedscope.dashboard import overview, words
+from schedscope.dashboard import cache_page, overview, words
 from schedscope.dashboard.app import PAGES, make_app
 from schedscope.dashboard.cursor import Box, Cursor
 from schedscope.dashboard.desk import Desk
 from schedscope.dashboard.figures import time_ticks
 from schedscope.dashboard.library import PENDING, Answers, Library, Standing
 from schedscope.dashboard.report import make_report
+from schedscope.dashboard.static import to_html
+from schedscope.dashboard.transfer import make_light
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
-from schedscope.recorder.hello import Detail
+from schedscope.engine.scheduler import Scheduler
+from schedscope.recorder.direct_sink import DirectSink
+from schedscope.recorder.hello import Description, Detail
+from schedscope.recorder.manifest import create_run
+from schedscope.recorder.tracer import RunTracer
 
 TOKEN = "open-sesame"
 
@@ -169,6 +178,28 @@ def test_every_tile_is_what_a_query_of_the_log_gives(
     assert shown == queried
 
 
+NEEDED = """
+select coalesce(sum(best - cached_tokens), 0) from requests r join (
+    select rank, rid, max(prefix_len) as best from decisions where place_before is not null group by rank, rid
+) using (rank, rid)
+where admit_ns is not null and retractions + preemptions = 0 and best < prompt_tokens and best >= cached_tokens + 32
+"""
+
+
+def test_what_was_evicted_and_then_needed_is_what_a_query_of_the_log_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_busy(
+        tmp_path, "fifo", config=BUSY.replace(radix_eviction_policy="fifo", max_total_tokens=3_000), seconds=12
+    )
+    desk = _desk(Library(tmp_path))
+    drawn = cache_page.needed(desk)["data"][0]["y"]
+    assert sum(drawn) == _query(capsys, run, NEEDED) > 0
+    listed = to_html(cache_page.forgone(desk))
+    assert f"{sum(drawn):,} tokens" in listed
+    assert desk.load()["needed"] >= listed.count("/request?") > 0
+
+
 def test_all_charts_of_all_pages_can_be_drawn_at_every_level(tmp_path: Path) -> None:
     for level in ("steps", "passes", "decisions"):
         record_busy(tmp_path, level, seconds=4, detail=Detail(level=level))  # type: ignore[arg-type]
@@ -230,6 +261,22 @@ def test_a_run_given_by_path_is_opened_beside_those_of_the_log(tmp_path: Path) -
     assert {info.path.name.partition("-")[2].partition("-")[2] for info in library.runs()} == {"inside", "given"}
 
 
+def test_a_run_that_ended_is_looked_at_again_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    sink = DirectSink(create_run(tmp_path, "live"), 0, Description(config=BUSY.to_dict()))
+    tracer = RunTracer(sink, clock_ns=clock.ns)
+    scheduler = Scheduler(BUSY, tracer)
+    tracer.attach(scheduler)
+    for _ in serve(scheduler, clock, Clients(1, "req-{:05d}".format), 2.0):
+        pass
+    library = Library(tmp_path)
+    book = library.book()
+    assert book.live
+    book.took_s = 1e6  # so that it would rest for long
+    tracer.close()
+    until(lambda: not library.book().live)
+
+
 # ---- who may look --------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +331,34 @@ def test_a_server_that_others_reach_makes_a_token(log: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, "--token", "short"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "at least 8 characters" in done.stderr
+
+
+# ---- how it travels ------------------------------------------------------------------------------------------------
+
+
+def test_scripts_are_fetched_once_and_compressed_for_who_asks(library: Library) -> None:
+    client = _client(library)
+    shell = client.get("/").text
+    scripts = re.findall(r'<script src="([^"]+)"', shell)
+    assert any("/assets/plotly.min.js?" in each for each in scripts)
+    assert not any("polyfill" in each or "dash_table" in each for each in scripts)
+    for script in scripts:
+        plain = client.get(script)
+        assert "immutable" in plain.headers["Cache-Control"]
+        packed = client.get(script, headers={"Accept-Encoding": "gzip"})
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed.data) == plain.data
+    assert "immutable" not in client.get("/assets/view.js").headers["Cache-Control"]
+    assert "Content-Encoding" not in client.get("/healthz", headers={"Accept-Encoding": "gzip"}).headers
+
+
+def test_what_is_compressed_is_what_is_there_now(tmp_path: Path) -> None:
+    server = flask.Flask(__name__, static_url_path="/assets", static_folder=str(tmp_path))
+    make_light(server)
+    for text in ("a" * 2_000, "b" * 2_000):
+        (tmp_path / "some.js").write_text(text)
+        packed = server.test_client().get("/assets/some.js?m=1", headers={"Accept-Encoding": "gzip"})
+        assert gzip.decompress(packed.data).decode() == text
 
 
 # ---- what it writes ------------------------------------------------------------------------------------------------

@@ -336,20 +336,12 @@ def test_twenty_readers_of_a_live_run(tmp_path: Path) -> None:
 
 def _ask(client: httpx.Client, path: str, search: str = "") -> httpx.Response:
     """What a browser asks for a page."""
+    value = {"path": path, "search": search, "theme": "light", "serial": 1}
     body = {
-        "output": "..page.children...bar.children...notice.children...shown.data..",
-        "outputs": [
-            {"id": each, "property": "data" if each == "shown" else "children"}
-            for each in ("page", "bar", "notice", "shown")
-        ],
-        "inputs": [
-            {
-                "id": "want-page",
-                "property": "data",
-                "value": {"path": path, "search": search, "theme": "light", "serial": 1},
-            }
-        ],
-        "changedPropIds": ["want-page.data"],
+        "output": "answer.data",
+        "outputs": {"id": "answer", "property": "data"},
+        "inputs": [{"id": "question", "property": "data", "value": value}],
+        "changedPropIds": ["question.data"],
     }
     return client.post("/_dash-update-component", json=body)
 

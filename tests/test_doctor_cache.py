@@ -11,6 +11,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.recorder.hello import Detail
 from schedscope.replay.doctor import examine
 from schedscope.replay.finding import Severity
+from schedscope.replay.series import Timeline
 
 
 def tenants(count: int, every: float, tenants: int = 8, shared: int = 200, **options: object) -> list[Arrival]:
@@ -120,9 +121,19 @@ def test_a_waiting_prefix_is_evicted(tmp_path: Path) -> None:
     arrivals = [Arrival(0.0, ask("first", prompt(400)))]
     arrivals += [Arrival(0.2, ask(f"stranger{n}", prompt(150, 10 + n), new=200)) for n in range(5)]
     arrivals += [Arrival(0.2, ask("waits", [*prompt(400), *prompt(200, 50)]))]
-    finding = the(play(tmp_path, config, arrivals), "evicted_before_use")
+    run = play(tmp_path, config, arrivals)
+    finding = the(run, "evicted_before_use")
     assert finding.evidence[0].rid == "waits"
     assert "had 400, and 0 when it was admitted" in finding.title
+    timeline = Timeline.open(run)
+    window = timeline.window(buckets=50)
+    load = timeline.load(window)
+    assert (sum(load["needed"].to_pylist()), sum(load["needed_tokens"].to_pylist())) == (1, 400)
+    (lost,) = timeline.forgone(window)
+    assert (lost.rid, lost.best, lost.cached, lost.lost) == ("waits", 400, 0, 400)
+    admitted = timeline.request("waits")
+    assert admitted is not None
+    assert load["needed"][window.bucket_of(admitted["admit_ns"])].as_py() == 1
     touched = play(tmp_path, config.replace(radix_eviction_policy="lru"), arrivals)
     assert not found(touched, "evicted_before_use"), "each look at it makes it recent"
 

@@ -23,8 +23,9 @@ from schedscope.recorder.manifest import create_run, update_manifest
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
 from schedscope.replay.summary import summarize
+from schedscope.replay.window import Window
 from simulation import EVERYTHING, Workload, drive, record
 
 TIGHT = SchedulerConfig(

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 from schedscope.recorder.parts import PassRange
+from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
 from schedscope.replay.explain import PassExplanation
 from schedscope.replay.page import Page
 from schedscope.replay.palette import SEVERITIES, VERDICTS
-from schedscope.replay.series import Anomaly, Timeline
+from schedscope.replay.series import Timeline
 from schedscope.tui.cache_view import Tree
 from schedscope.tui.cursor import At, Cursor, History
 from schedscope.tui.latest import Latest

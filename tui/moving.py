@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.page import Page
-from schedscope.replay.series import Anomaly
 from schedscope.tui.cursor import Cursor, Place
 from schedscope.tui.showing import Showing
 

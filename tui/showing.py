@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rich.text import Text
+from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
 from schedscope.replay.explain import PassExplanation
 from schedscope.replay.page import Page
 from schedscope.replay.palette import GREY, SEVERITIES, VERDICTS
-from schedscope.replay.series import Anomaly, Timeline
+from schedscope.replay.series import Timeline
 from schedscope.tui.base import Base
 from schedscope.tui.cache_view import CacheView, Tree, tree_of
 from schedscope.tui.compare_view import CompareView

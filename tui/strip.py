@@ -8,7 +8,8 @@ from typing import ClassVar, NamedTuple
 from rich.segment import Segment
 from rich.style import Style
 from schedscope.replay.palette import GATES, GREY, POLICIES, REASONS, SERIES, VERDICTS, Hue
-from schedscope.replay.series import Timeline, Window
+from schedscope.replay.series import Timeline
+from schedscope.replay.window import Window
 from schedscope.tui.look import BLOCKS, HATCH, Look, seconds, short
 from textual import events
 from textual.message import Message

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.text import Text
+from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
 from schedscope.replay.palette import BLUE, GREY, ORANGE, PURPLE, VERMILION, YELLOW, Hue
-from schedscope.replay.series import Anomaly
 from schedscope.tui.grid import Column, Grid
 from schedscope.tui.look import Look, seconds
 from textual.app import ComposeResult

@@ -3,7 +3,9 @@
 (() => {
   "use strict";
 
-  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null };
+  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null, asked: 0, quiet: 0 };
+  const REST = 4;  // times as long as an answer took with all that follows it, before one asks how a run goes on
+  const LONGEST_MS = 10_000;
   const root = document.documentElement;
   const props = (id, values) => window.dash_clientside.set_props(id, values);
   const $ = (id) => document.getElementById(id);
@@ -16,22 +18,22 @@
       return;
     }
     const path = location.pathname, search = location.search, theme = root.dataset.theme;
-    const question = { path, search, theme, serial: state.serial + 1, generation: 0, only: [], bar: true };
-    let target = "want-panels";
+    const question = { path, search, theme, serial: state.serial + 1, generation: 0, panels: null, bar: true };
     if (path !== state.path || shape(path, search) !== state.shape) {
-      target = "want-page";
+      state.rest = [];
     } else if (reason === "pulse") {
       question.generation = state.generation;
       split(question);
     } else if (reason === "rest" || reason === "pending") {
-      question.only = reason === "rest" ? state.rest.splice(0) : pending();
+      question.panels = reason === "rest" ? state.rest.splice(0) : pending();
       question.bar = false;
-      if (!question.only.length) return;
+      if (!question.panels.length) return;
     } else if (search === state.search && theme === state.theme) {
       return;
     } else {
       split(question);
     }
+    if (question.bar) state.asked = performance.now();
     state.serial = question.serial;
     const turned = path !== state.path;
     state.shape = shape(path, search);
@@ -39,18 +41,18 @@
     state.focus = turned ? null : trail(document.activeElement);
     document.body.classList.toggle("asking", reason === "url");
     navigation();
-    props(target, { data: question });
+    props("question", { data: question });
   }
 
   // Panels that are in sight are asked for first, the others behind them.
   function split(question) {
     const near = [], far = [];
-    for (const each of document.querySelectorAll("[data-chart], #page .part[id^='{']")) {
-      const box = each.getBoundingClientRect(), name = each.dataset.chart || JSON.parse(each.id).part;
+    for (const each of document.querySelectorAll("[data-chart], [data-part]")) {
+      const box = each.getBoundingClientRect(), name = each.dataset.chart || each.dataset.part;
       (box.bottom > 0 && box.top < window.innerHeight ? near : far).push(name);
     }
     state.rest = near.length ? far : [];
-    question.only = state.rest.length ? near : [];
+    question.panels = near.length ? near : far;
   }
 
   // What decides which panels a page has, beside its path.
@@ -77,37 +79,38 @@
     document.title = `${answer.title} · schedscope`;
     document.body.classList.remove("asking");
     $("offline").hidden = true;
-    // What was answered is on the page after React's next turn.
-    requestAnimationFrame(() => setTimeout(() => {
-      selects();
-      navigation();
-      settle();
+    if (answer.page !== undefined) $("page").innerHTML = answer.page;
+    for (const [name, html] of Object.entries(answer.parts || {})) window.morph(document.querySelector(`[data-part="${name}"]`), html);
+    for (const name of ["bar", "notice"]) if (answer[name] !== undefined) window.morph($(name), answer[name]);
+    window.charts.show(answer.charts || {});
+    navigation();
+    settle();
+    document.body.dataset.rest = String(state.rest.length);
+    document.body.dataset.serial = String(answer.serial);
+    state.quiet = performance.now() + Math.min(REST * (performance.now() - state.asked), LONGEST_MS);
+    // The next question is for Dash's next turn.
+    setTimeout(() => {
       const again = state.again;
       state.again = null;
-      document.body.dataset.rest = String(state.rest.length);
-      document.body.dataset.serial = String(answer.serial);
       if (again) ask(again);
       if (!state.busy && state.rest.length) ask("rest");
-    }));
+    });
     return window.dash_clientside.no_update;
   }
 
   function pending() {
     const named = new Set();
     for (const each of document.querySelectorAll("[data-pending]")) {
-      const part = each.closest(".part");
-      if (part && part.id.startsWith("{")) named.add(JSON.parse(part.id).part);
+      const part = each.closest("[data-part]");
+      if (part) named.add(part.dataset.part);
     }
-    for (const graph of document.querySelectorAll(".js-plotly-plot")) {
-      if (graph.layout && graph.layout.meta && graph.layout.meta.pending) named.add(graph.closest("[data-chart]").dataset.chart);
-    }
-    return [...named];
+    return [...named, ...window.charts.pending()];
   }
 
   setInterval(() => {
     if (document.hidden || state.busy || dragging) return;
     if (pending().length) ask("pending");
-    else if (state.live) ask("pulse");
+    else if (state.live && performance.now() > state.quiet) ask("pulse");
   }, 1000);
 
   // An answer that never came is asked for again when the server is back; one that takes long is waited for.
@@ -180,23 +183,7 @@
 
   // ---- what is shown ----------------------------------------------------------------------------------------
 
-  function selects() {
-    // Dash has no native select; a list of options becomes one.
-    for (const list of document.querySelectorAll("[data-select]")) {
-      if (list.dataset.made) continue;
-      const select = document.createElement("select");
-      for (const option of list.querySelectorAll("option")) {
-        const copy = new Option(option.textContent, option.value);
-        copy.selected = option.dataset.chosen === "1";
-        select.add(copy);
-      }
-      select.dataset.key = list.dataset.select;
-      select.addEventListener("change", () => chosen(list.dataset.select, select.value));
-      list.dataset.made = "1";
-      list.after(select);
-      list.hidden = true;
-    }
-  }
+  document.addEventListener("change", (event) => { if (event.target.dataset.key) chosen(event.target.dataset.key, event.target.value); });
 
   function searchField() {
     const place = document.querySelector("[data-search]");
@@ -231,7 +218,6 @@
       const found = document.querySelector(state.focus);
       if (found) found.focus({ preventScroll: true });
     }
-    for (const graph of document.querySelectorAll(".js-plotly-plot")) wire(graph);
   }
 
   // ---- charts -----------------------------------------------------------------------------------------------
@@ -242,7 +228,6 @@
   const positive = (text) => (text.startsWith("-") ? "0" : text);
 
   function wire(graph) {
-    if (graph.dataset.wired || !graph.on) return;
     graph.dataset.wired = "1";
     const hair = document.createElement("div");
     hair.className = "hair";
@@ -261,7 +246,7 @@
     graph.on("plotly_unhover", () => hairs(graph, null));
   }
 
-  setInterval(() => { for (const graph of document.querySelectorAll(".js-plotly-plot:not([data-wired])")) wire(graph); }, 300);
+  document.addEventListener("chart", (event) => wire(event.target));
 
   function zoom(graph, begin, end) {
     const [low, high] = begin < end ? [begin, end] : [end, begin];
@@ -399,11 +384,11 @@
     const lines = [["series", "x", "y", "value"]];
     for (const trace of graph.data) {
       if (trace.type === "heatmap") {
-        trace.z.forEach((row, j) => row.forEach((value, i) => { if (value !== null) lines.push([trace.name || "requests", trace.x[i], 10 ** trace.y[j], value]); }));
+        trace.z.forEach((row, j) => row.forEach((value, i) => { if (value !== null) lines.push([trace.name || "requests", place(trace, i), 10 ** trace.y[j], value]); }));
       } else {
-        const count = (trace.x || trace.labels || []).length;
+        const count = (trace.x || trace.labels || trace.y).length;
         for (let i = 0; i < count; i++) {
-          const x = trace.base && trace.orientation === "h" ? trace.base[i] : (trace.x || trace.labels)[i];
+          const x = trace.base && trace.orientation === "h" ? trace.base[i] : trace.labels ? trace.labels[i] : place(trace, i);
           const value = trace.orientation === "h" ? trace.x[i] : trace.values ? trace.values[i] : "";
           if (x !== null) lines.push([trace.name || "", x, trace.y ? trace.y[i] : "", value]);
         }
@@ -411,6 +396,8 @@
     }
     return lines.map((row) => row.map(cell).join(",")).join("\n") + "\n";
   }
+
+  const place = (trace, i) => (trace.x ? trace.x[i] : trace.x0 + i * trace.dx);
 
   function cell(value) {
     const text = value === null || value === undefined ? "" : String(value);
