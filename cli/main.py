@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import cyclopts
 from schedscope.engine.errors import SchedscopeError
-from schedscope.engine.garbage import collecting_less
+from schedscope.replay.garbage import collecting_less
 
 app = cyclopts.App(
     name="schedscope",

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from schedscope.engine.garbage import collecting_less
 from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.files import Within
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.replay.garbage import collecting_less
 from schedscope.replay.rebuild import LostError
 from schedscope.replay.replayer import Replayed, Replayer, Start
 from schedscope.replay.source import UNTOLD, is_observed
