@@ -67,13 +67,16 @@ def answer_ms(page: Any, act: Callable[[], object]) -> float:
     return took
 
 
-def cpu_ms(page: Any) -> float:
-    """Processor's time of a page's main thread so far."""
+def cpu_clock(page: Any) -> Callable[[], float]:
+    """Processor's time of a page's main thread from now on, milliseconds."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
-    figures = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-    session.detach()
-    return figures["ThreadTime"] * 1e3
+
+    def read() -> float:
+        figures = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        return float(figures["ThreadTime"] * 1e3)
+
+    return read
 
 
 def measure(url: str, pid: int, repeat: int) -> dict[str, Any]:
@@ -92,20 +95,21 @@ def measure(url: str, pid: int, repeat: int) -> dict[str, Any]:
         paints, busy = [], []
         for _ in range(repeat):
             fresh = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-            before = cpu_ms(fresh)
+            clock = cpu_clock(fresh)
             begin = time.perf_counter()
             fresh.goto(url, wait_until="commit")
             fresh.wait_for_selector("[data-chart=ttft] .scatterlayer path.js-line", state="attached")
             paints.append(time.perf_counter() - begin)
-            busy.append(cpu_ms(fresh) - before)
+            busy.append(clock())
             fresh.context.close()
         figures["first paint, s"] = statistics.median(paints)
         figures["first paint, each"] = [round(each, 2) for each in paints]
         figures["first paint, browser CPU, ms"] = statistics.median(busy)
         page.evaluate(LISTEN)
-        before = cpu_ms(page)
+        clock = cpu_clock(page)
+        before = clock()
         figures["interactions, ms"] = interactions(page, repeat)
-        figures["interaction, browser CPU, ms"] = (cpu_ms(page) - before) / (4 * repeat)
+        figures["interaction, browser CPU, ms"] = (clock() - before) / (4 * repeat)
         times = [took for each in figures["interactions, ms"].values() for took in each]
         figures["interaction p50, ms"] = statistics.median(times)
         figures["interaction p95, ms"] = sorted(times)[int(len(times) * 0.95)]

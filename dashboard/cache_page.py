@@ -101,7 +101,7 @@ def layout(desk: Desk, draw: Callable[[str], Any]) -> list[Component]:
                     "needed",
                     "Evicted, then needed",
                     draw("needed"),
-                    note="tokens that were cached while their request waited, computed at its turn",
+                    note="tokens cached while their request waited, computed at its turn",
                 ),
                 parts.part("forgone", draw("forgone"), className="card"),
             ],

@@ -135,6 +135,34 @@ def test_zooming_out_by_double_click_and_by_button(reader: Reader) -> None:
     assert reader.range_of("queue") == pytest.approx(whole)
 
 
+def test_charts_are_drawn_when_they_come_in_sight(reader: Reader) -> None:
+    reader.open()
+    assert reader.page.locator("[data-chart='ttft'] .js-plotly-plot").count() == 1
+    assert reader.page.locator("[data-chart='gates'] .js-plotly-plot").count() == 0
+    reader.look_at("gates")
+    assert reader.range_of("gates") == pytest.approx(reader.range_of("ttft"))
+
+
+def test_what_is_open_stays_open_when_its_words_change(reader: Reader) -> None:
+    reader.open()
+    said = reader.page.evaluate(
+        """() => {
+            const place = document.createElement("div");
+            const html = (n) => `<ul><li>${n}<details><p>${n}</p></details></li></ul>`;
+            document.body.append(place);
+            window.morph(place, html(1));
+            const details = place.querySelector("details");
+            details.open = true;
+            window.morph(place, html(2) + "<b>more</b>");
+            const after = [place.innerHTML, place.querySelector("details") === details];
+            window.morph(place, html(3));
+            return [...after, place.innerHTML];
+        }"""
+    )
+    shown = '<ul><li>{n}<details open=""><p>{n}</p></details></li></ul>'
+    assert said == [shown.format(n=2) + "<b>more</b>", True, shown.format(n=3)]
+
+
 def test_the_keyboard_reaches_charts_and_passes(reader: Reader) -> None:
     reader.open()
     reader.page.locator("[data-chart='ttft']").focus()
