@@ -20,7 +20,7 @@ class CompareView(Vertical):
         & > #verdict { height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
         & > Horizontal { height: 1fr; }
         & > Horizontal > Vertical { width: 1fr; padding: 0 1 0 0; }
-        & > Horizontal > Vertical > Static { height: 2; }
+        & > Horizontal > Vertical > Static { height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
         & > Horizontal > Vertical > QueueGrid { height: 1fr; }
     }
     .-narrow CompareView > Horizontal { layout: vertical; }
