@@ -56,9 +56,12 @@ class Timeline:
     To see more of a run that is being recorded, make another one.
     """
 
-    def __init__(self, extent: Extent, gaps: tuple[Gap, ...], connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(
+        self, extent: Extent, gaps: tuple[Gap, ...], connection: duckdb.DuckDBPyConnection, *, brief: bool
+    ) -> None:
         """Use `open`."""
         self.extent = extent
+        self._brief = brief
         self.gaps = gaps
         self._connection = connection
         self._lock = threading.Lock()
@@ -73,7 +76,8 @@ class Timeline:
             last_s: only its last seconds, which takes as long however long the run is: for one that goes on. Requests
                 that came before and have not ended are left out. None: all of it; some seconds per million requests.
             memory_mb: what this and all questions may take; the rest goes to temporary files. None: there is no limit.
-            brief: in a third of the time; nothing is known of the parts of a time to first token but the queue.
+            brief: in a third of the time; nothing is known of the parts of a time to first token but the queue, nor of
+                what was evicted and then needed.
         """
         level = run.manifest.detail.level
         connection = run.connect(list(CONDENSED))
@@ -101,7 +105,7 @@ class Timeline:
             ranks=ranks,
             level=level,
         )
-        return cls(extent, tuple(run.gaps), connection)
+        return cls(extent, tuple(run.gaps), connection, brief=brief)
 
     # ---- windows -------------------------------------------------------------------------------------------
 
@@ -165,6 +169,7 @@ class Timeline:
         """
         keys, joined = row_keys(by_rank)
         known = self.extent.level in {"decisions", "full"}
+        found = known and not self._brief
         evictions = "coalesce(sum(evicted), 0)::BIGINT" if self.extent.level == "full" else "NULL::BIGINT"
         return self._ask(
             f"""
@@ -195,7 +200,7 @@ class Timeline:
                 cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
-                {_or_null("needed", known)}, {_or_null("needed_tokens", known)},
+                {_or_null("needed", found)}, {_or_null("needed_tokens", found)},
                 coalesce(computed_tokens, 0) AS computed_tokens,
                 {_or_null("evicted_tokens", self.extent.level == "full")},
                 coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,

@@ -20,7 +20,7 @@ class CompareView(Vertical):
         & > #verdict { height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
         & > Horizontal { height: 1fr; }
         & > Horizontal > Vertical { width: 1fr; padding: 0 1 0 0; }
-        & > Horizontal > Vertical > Static { height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
+        & > Horizontal > Vertical > Static { height: 2; }
         & > Horizontal > Vertical > QueueGrid { height: 1fr; }
     }
     .-narrow CompareView > Horizontal { layout: vertical; }
@@ -57,8 +57,10 @@ class CompareView(Vertical):
         """Show two passes, with the same request selected in both."""
         look = self.look_
         for side, title, shown, compared in (("left", name, page, None), ("right", other_name, other, page)):
-            head = Text.assemble((title, "bold"), "\n").append_text(headline(shown, look))
-            self.query_one(f"#{side}-head", Static).update(head)
+            box = self.query_one(f"#{side}-head", Static)
+            head = Text(title, "bold")
+            head.truncate(max(20, box.size.width), overflow="ellipsis")
+            box.update(Text.assemble(head, "\n").append_text(headline(shown, look)))
             self.query_one(f"#{side}-queue", QueueGrid).show(shown, rid, compared)
         self.query_one("#verdict", Static).update(difference(page, other, rid, look))
 
