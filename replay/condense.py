@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 from schedscope.recorder.hello import Level
-from schedscope.replay.evicted import EVICTED_THEN_NEEDED, NEEDED_COLUMNS
+from schedscope.replay.evicted import EVICTED_THEN_NEEDED
 from schedscope.replay.measures import MEASURED, measure
 
 CONDENSED = (*MEASURED, "decisions")
@@ -21,16 +21,15 @@ def condense(
 
     Args:
         last_s: only of its last seconds; None: of all of it.
-        brief: as of `measure`; and `needed` has no rows.
+        brief: as of `measure`; and nothing is in `needed`.
     """
     if last_s is not None:
         _narrow(connection, int(last_s * 1e9))
     measure(connection, level, brief=brief)
     connection.execute(_REFUSED)
-    if brief:
-        connection.execute(f"CREATE TABLE needed ({NEEDED_COLUMNS})")
-    else:
-        connection.execute(f"CREATE TABLE needed AS {EVICTED_THEN_NEEDED} ORDER BY m.rank, m.admit_ns")
+    connection.execute(
+        f"CREATE TABLE needed AS SELECT * FROM ({EVICTED_THEN_NEEDED}) WHERE {not brief} ORDER BY rank, admit_ns"
+    )
     for view in CONDENSED:
         connection.execute(f"DROP VIEW main.{view} CASCADE")
 

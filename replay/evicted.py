@@ -9,12 +9,6 @@ from __future__ import annotations
 SMALLEST = 32
 """Tokens that a request lost, at least."""
 
-NEEDED_COLUMNS = """
-    rank INTEGER, rid VARCHAR, best INTEGER, cached INTEGER, lost INTEGER, had_pass BIGINT, admit_pass BIGINT,
-    admit_ns BIGINT, waited_s DOUBLE
-"""
-"""Of its rows."""
-
 EVICTED_THEN_NEEDED = f"""
 WITH seen AS (
     SELECT rank, rid, max(prefix_len) AS best, max(pass) FILTER (prefix_len > 0) AS had_pass FROM decisions

@@ -35,7 +35,7 @@ def measure(connection: duckdb.DuckDBPyConnection, level: Level, *, brief: bool 
 
     Args:
         brief: in a third of the time and half of the memory: `turns` has no more than what happened when, and in
-            `measured`, `prefill_ns` and `scheduling_ns` are null and there is no `admit_pass`.
+            `measured`, `prefill_ns`, `scheduling_ns` and `admit_pass` are null.
     """
     evicted = _EVICTED if level == "full" else _NOT_RECORDED
     connection.execute((_BRIEF_TURNS if brief else _TURNS).format(evicted=evicted))
@@ -151,7 +151,7 @@ SELECT *, first_token_ns - admit_ns - prefill_ns AS scheduling_ns FROM timed ORD
 _BRIEF_MEASURED = """
 CREATE TABLE measured AS
 SELECT *, first_token_ns - arrive_ns AS ttft_ns, admit_ns - arrive_ns AS waited_ns, NULL::BIGINT AS prefill_ns,
-    NULL::BIGINT AS scheduling_ns
+    NULL::BIGINT AS scheduling_ns, NULL::BIGINT AS admit_pass
 FROM (SELECT * FROM ended UNION ALL SELECT * FROM still_open) ORDER BY rank, arrive_ns
 """
 

@@ -61,9 +61,9 @@ class Timeline:
     ) -> None:
         """Use `open`."""
         self.extent = extent
+        self._brief = brief
         self.gaps = gaps
         self._connection = connection
-        self._brief = brief
         self._lock = threading.Lock()
 
     @classmethod
@@ -169,6 +169,7 @@ class Timeline:
         """
         keys, joined = row_keys(by_rank)
         known = self.extent.level in {"decisions", "full"}
+        found = known and not self._brief
         evictions = "coalesce(sum(evicted), 0)::BIGINT" if self.extent.level == "full" else "NULL::BIGINT"
         return self._ask(
             f"""
@@ -199,8 +200,7 @@ class Timeline:
                 cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
-                {_or_null("needed", known and not self._brief)},
-                {_or_null("needed_tokens", known and not self._brief)},
+                {_or_null("needed", found)}, {_or_null("needed_tokens", found)},
                 coalesce(computed_tokens, 0) AS computed_tokens,
                 {_or_null("evicted_tokens", self.extent.level == "full")},
                 coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,

@@ -371,3 +371,17 @@ def test_parts_of_a_time_to_first_token_add_up_to_it(tmp_path: Path, policy: str
         several += len(own) > 1
         assert row["prefill_ns"] == sum(min(end, row["first_token_ns"]) - begin for begin, end in own)
     assert several > 0
+
+
+def test_a_brief_timeline_tells_the_same_and_less(tmp_path: Path) -> None:
+    path = record(tmp_path, SchedulerConfig(schedule_policy="lpm", max_total_tokens=600), seed=3, requests=60)
+    whole, brief = Timeline.open(Run.open(path)), Timeline.open(Run.open(path), memory_mb=64, brief=True)
+    assert brief.extent == whole.extent
+    window = whole.window(buckets=20)
+    unknown = {"needed", "needed_tokens", "prefill_mean", "scheduling_mean"}
+    for one, other in ((whole.load(window), brief.load(window)), (whole.latency(window), brief.latency(window))):
+        for name in one.column_names:
+            assert other[name].to_pylist() == ([None] * 20 if name in unknown else one[name].to_pylist()), name
+    for share in ("refused", "gate", "policy", "stop"):
+        assert brief.shares(share, window).equals(whole.shares(share, window))
+    assert brief.anomalies() == whole.anomalies()

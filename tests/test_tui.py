@@ -492,7 +492,7 @@ async def test_two_runs_side_by_side(tmp_path: Path) -> None:
         assert view.left.page.facts.number == 17
         assert view.right.page.facts.number == there[min(here.index(17), len(there) - 1)]
         assert view.right.rid_at(view.right.row) == rid
-        assert "pass of the same request" in str(pilot.app.query_one("#right-head").render())
+        assert "of its passes" in str(pilot.app.query_one("#right-head").render())
 
 
 async def test_garbage_is_collected_while_one_reads(path: Path) -> None:

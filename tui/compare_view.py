@@ -57,7 +57,9 @@ class CompareView(Vertical):
         """Show two passes, with the same request selected in both."""
         look = self.look_
         for side, title, shown, compared in (("left", name, page, None), ("right", other_name, other, page)):
-            head = Text.assemble((title, "bold"), "\n").append_text(headline(shown, look))
+            bold = Text(title)
+            bold.truncate(self.app.size.width // 2 - 2, overflow="ellipsis")
+            head = Text.assemble((bold.plain, "bold"), "\n").append_text(headline(shown, look))
             self.query_one(f"#{side}-head", Static).update(head)
             self.query_one(f"#{side}-queue", QueueGrid).show(shown, rid, compared)
         self.query_one("#verdict", Static).update(difference(page, other, rid, look))

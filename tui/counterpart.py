@@ -32,11 +32,11 @@ def counterpart(here: Session, facts: Facts, rid: str | None, there: Session) ->
         waited, waits = here.passes_of(facts.rank, rid), there.passes_of(rank, rid)
         if facts.number in waited and waits:
             place = min(waited.index(facts.number), len(waits) - 1)
-            return Counterpart(rank, waits[place], f"{_ordinal(place + 1)} pass of the same request")
+            return Counterpart(rank, waits[place], f"{_ordinal(place + 1)} of its passes")
     since_ns = None if facts.begin_ns is None else here.since_start(facts.rank, facts.begin_ns)
     number = None if since_ns is None else there.pass_since(rank, since_ns)
     if since_ns is not None and number is not None:
-        return Counterpart(rank, number, f"also {seconds(since_ns / 1e9)} after the start")
+        return Counterpart(rank, number, f"also at {seconds(since_ns / 1e9)}")
     first, last = reach[rank].first or 0, reach[rank].last or 0
     return Counterpart(rank, max(first, min(facts.number, last)), "the same number")
 
