@@ -24,7 +24,7 @@ from schedscope.recorder.schema import TABLES
 from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.script import Script, script_of_rows
 
-WORK = 48_000
+WORK = 24_000
 """Rows of batches and queues between two checkpoints: what rebuilding any pass takes at most."""
 REPEAT = 32
 """A part gets a checkpoint that stands alone once this many times as many rows and token ids were recorded as the last
