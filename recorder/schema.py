@@ -477,7 +477,7 @@ _DECISIONS = Table(
         ),
         Column("preempted", _STRINGS, None, "rids of running requests preempted to look at it."),
     ),
-    row_group=12_288,
+    row_group=8_192,
 )
 
 _REQUESTS = Table(
