@@ -139,6 +139,14 @@ def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
     return Body(frame, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
 
 
+def pack_decided(told: Decided) -> bytes:
+    """As it goes into a frame, and is hashed."""
+    try:
+        return told.pack()
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(_without_surrogates(told))
+
+
 def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytearray:
     """A frame of any kind."""
     return _finish(bytearray(HEADER_BYTES) + payload, kind, passes, ordinal)
@@ -237,7 +245,11 @@ def decode(payload: bytes) -> Rows:
     try:
         found = _decoder().decode(payload)
         rows = {table: values for table in found.__struct_fields__ if (values := getattr(found, table))}
-        return unpack(rows)
+        was_told = DECIDED in rows
+        rows = unpack(rows)
+        if was_told:  # of the rows that were just made, only types were checked, not ranges
+            msgspec.convert({"passes": rows["passes"]}, type(found))
+        return rows
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRowsError(_located(str(error))) from None
 
@@ -259,7 +271,7 @@ def unpack(rows: Rows) -> Rows:
     told.extend(rows.pop("decisions", ()))
     for number, step, seq, decide_ns, facts, digest, count, decided in rows.pop(DECIDED, ()):
         if not digest:
-            packed = decided.pack() if isinstance(decided, Decided) else bytes(decided)
+            packed = pack_decided(decided) if isinstance(decided, Decided) else bytes(decided)
             digest = decision_hash(packed)
             told.add(number, count, packed)
         rows.setdefault("passes", []).append(pass_row(number, step, seq, facts, digest, decide_ns))

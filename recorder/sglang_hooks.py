@@ -88,6 +88,10 @@ def _leave(observer: Any, _: Any, plan: Any, __: Args, ___: Named) -> None:
     observer.leaves(plan.running_batch)
 
 
+def _paused(observer: Any, _: Any, __: Any, ___: Args, ____: Named) -> None:
+    observer.rests()
+
+
 def _sort(observer: Any, args: Args, named: Named) -> None:
     observer.passes.sorts(_arg(args, named, 1, "waiting_queue"))
 
@@ -171,6 +175,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SCHEDULER}.flush_cache", (), "flushes of the cache", after=_flushed),
     Hook(f"{_SCHEDULER}.get_next_batch_to_run", ("running_batch",), "steps", _turn, _formed),
     Hook(f"{_SCHEDULER}.get_new_batch_prefill", ("running_batch",), "passes", _enter, _leave),
+    Hook(f"{_SCHEDULER}.pause_generation", (), "the last step before a pause, until it is over", after=_paused),
     Hook(f"{_SCHEDULER}.process_batch_result", ("batch",), "outputs and ends of requests", _compute, _computed),
     Hook(f"{_POLICY}.calc_priority", ("waiting_queue",), "the order of the queue", _sort, _sorted),
     Hook(f"{_POLICY}._compute_prefix_matches", (), "who is held back as a duplicate", after=_held),

@@ -286,6 +286,10 @@ class Observer:
         elif self._begun_ns - self._idle.began_ns > IDLE_NS:
             self._end_idle()
 
+    def rests(self) -> None:
+        """After turns were stopped: the next one may be hours away."""
+        self._tracer.hand_over()
+
     def _end_idle(self) -> None:
         idle, self._idle = self._idle, None
         if idle is None:

@@ -20,7 +20,7 @@ from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import EVENT_KINDS, NOTHING_GIVEN, Event, Given, StepRecord, Tracer
 from schedscope.engine.view import View
 from schedscope.recorder.checkpoint import CheckpointWriter
-from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode
+from schedscope.recorder.frame import DECIDED, HAPPENED, OUTPUTS, PROMPTS, encode, pack_decided
 from schedscope.recorder.hashing import Hasher, block_size
 from schedscope.recorder.hello import Level
 from schedscope.recorder.rows import Decided, PassFacts, Row, decided, decision_hash, pass_facts, state_facts
@@ -205,7 +205,7 @@ class RunTracer(Tracer):
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
         """Keep a pass, packed where it is handed over."""
         kept = self._keeps_decisions and number % self._detail.sample == 0
-        digest, told_ = ("", told) if kept else (decision_hash(told.pack()), None)
+        digest, told_ = ("", told) if kept else (decision_hash(pack_decided(told)), None)
         self._put(DECIDED, (number, step, seq, decide_ns, facts, digest, told.count, told_))
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:

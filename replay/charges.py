@@ -153,7 +153,7 @@ SELECT rank, rid, min(pass << 24 | place_before) AS entry,
 FROM decisions GROUP BY rank, rid;
 
 CREATE TEMP TABLE name AS
-SELECT rid, row_number() OVER () AS name FROM (SELECT DISTINCT rid FROM known UNION SELECT rid FROM stay);
+SELECT rid, row_number() OVER (ORDER BY rid) AS name FROM (SELECT DISTINCT rid FROM known UNION SELECT rid FROM stay);
 
 CREATE TEMP TABLE span AS SELECT s.*, n.name FROM stay s JOIN name n USING (rid);
 """

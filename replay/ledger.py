@@ -233,7 +233,7 @@ GROUP BY ALL ORDER BY s.enter_ns
 """
 _PARTS = """
 SELECT c.cause, s.after, n.rid, c.reason, sum(c.ns)::BIGINT AS ns, sum(c.gated)::BIGINT, sum(c.times)::BIGINT,
-    min(c.pass), max(c.pass), arg_max(c.pass, c.ns), max(c.short)::BIGINT
+    min(c.pass), max(c.pass), arg_max(c.pass, (c.ns, -c.pass)), max(c.short)::BIGINT
 FROM charge c JOIN span s ON s.id = c.id LEFT JOIN name n ON n.name = c.name
 GROUP BY c.cause, s.after, n.rid, c.reason ORDER BY ns DESC, c.cause, n.rid, c.reason
 """
@@ -249,25 +249,26 @@ WITH each AS (
     FROM each e JOIN span s ON s.id = e.id GROUP BY ALL
 ), worst AS (
     SELECT cause, after, sum(ns)::BIGINT AS ns, count(*) AS requests, sum(times)::BIGINT AS times,
-        arg_max(rank, ns) AS rank, arg_max(name, ns) AS name, max(ns) AS worst_ns
+        arg_max(rank, (ns, -rank, -name)) AS rank, arg_max(name, (ns, -rank, -name)) AS name, max(ns) AS worst_ns
     FROM mine GROUP BY cause, after
 )
 SELECT w.cause, w.after, w.ns, w.requests, w.times, w.rank, n.rid, w.worst_ns
-FROM worst w JOIN name n USING (name) ORDER BY w.ns DESC, w.cause
+FROM worst w JOIN name n USING (name) ORDER BY w.ns DESC, w.cause, w.after
 """
 _BLAMED = """
 WITH other AS (
     SELECT c.cause, s.rank, c.name, c.ns, c.times, c.pass, s.name AS whose
     FROM charge c JOIN span s ON s.id = c.id WHERE c.name IS NOT NULL AND c.name <> s.name
 ), most AS (
-    SELECT cause, rank, name, sum(ns)::BIGINT AS ns FROM other GROUP BY ALL ORDER BY ns DESC, name LIMIT ?
+    SELECT cause, rank, name, sum(ns)::BIGINT AS ns FROM other GROUP BY ALL ORDER BY ns DESC, name, cause, rank LIMIT ?
 )
-SELECT m.cause, m.rank, n.rid, m.ns, count(DISTINCT o.whose), sum(o.times)::BIGINT, arg_max(o.pass, o.ns)
+SELECT m.cause, m.rank, n.rid, m.ns, count(DISTINCT o.whose), sum(o.times)::BIGINT,
+    arg_max(o.pass, (o.ns, -o.pass))
 FROM most m JOIN name n USING (name) JOIN other o ON (o.cause, o.rank, o.name) = (m.cause, m.rank, m.name)
-GROUP BY ALL ORDER BY m.ns DESC, n.rid
+GROUP BY ALL ORDER BY m.ns DESC, n.rid, m.cause, m.rank
 """
 _WAITED = """
-SELECT rank, rid, sum(leave_ns - enter_ns)::BIGINT AS ns FROM span GROUP BY rank, rid ORDER BY ns DESC, rid LIMIT ?
+SELECT rank, rid, sum(leave_ns - enter_ns)::BIGINT AS ns FROM span GROUP BY rank, rid ORDER BY ns DESC, rid, rank LIMIT ?
 """
 
 

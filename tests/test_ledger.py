@@ -357,6 +357,17 @@ def test_who_still_waits_is_charged_up_to_the_end_of_the_log(tmp_path: Path) -> 
     assert run_ledger(run).queue_ns == 50 * MS
 
 
+def test_of_those_who_waited_as_long_the_first_by_name_is_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.arrive("runs", [1, 2], output=50)
+    for number in random.Random(1).sample(range(60), 60):
+        bench.arrive(f"r{number:02}", [3, number])
+    for _ in range(5):
+        bench.step()
+    (cause, *_) = run_ledger(bench.stop()).causes
+    assert (cause.requests, cause.worst_rid) == (60, "r00")
+
+
 def test_of_requests_of_one_name_it_is_the_last(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for forward_ms in (10, 30):

@@ -12,9 +12,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedscope.engine.budget import Remaining
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder import frame as frames
 from schedscope.recorder.frame import (
+    DECIDED,
+    HEADER_BYTES,
     Body,
     Damage,
     Frame,
@@ -29,6 +32,7 @@ from schedscope.recorder.frame import (
     stamp,
 )
 from schedscope.recorder.journal import JournalWriter, read_journal
+from schedscope.recorder.rows import PassFacts
 from schedscope.recorder.schema import TABLES, Column, to_arrow
 from schedscope.recorder.segment import write_segment
 
@@ -56,6 +60,32 @@ table_rows = {
     for name, table in TABLES.items()
 }
 any_rows: st.SearchStrategy[Rows] = st.fixed_dictionaries({}, optional=table_rows)
+
+
+LEFT = Remaining(1, 1, 1, None)
+PASS = PassFacts(
+    now=0.0,
+    configured="fcfs",
+    active="fcfs",
+    fallback=None,
+    queue_len=0,
+    running=0,
+    chunked_in=None,
+    chunked_out=None,
+    chunk_limit=None,
+    stop="queue_end",
+    before=LEFT,
+    after=LEFT,
+    batch_is_full_before=False,
+    batch_is_full=False,
+    new_token_ratio=0.5,
+    processed_tokens=0,
+    refresh_calls=0,
+    random_state=None,
+    negotiation=None,
+    admitted=0,
+    preempted=(),
+)
 
 
 def token_row(seq: int, rid: str = "r") -> tuple[Any, ...]:
@@ -127,6 +157,21 @@ def test_rows_that_do_not_follow_the_schema_are_named(rows: Rows, message: str) 
     with pytest.raises(MalformedRowsError) as caught:
         decode(frame.payload)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"queue_len": 2**31}, "passes.queue_len: "),
+        ({"processed_tokens": 2**63}, "passes.processed_tokens: "),
+        ({"before": Remaining(1, 1, 2**63, None)}, "passes.rem_input: "),
+    ],
+)
+def test_a_pass_that_was_told_is_checked_as_its_row_is(wrong: dict[str, Any], message: str) -> None:
+    told = (0, 0, 1, 5, msgspec.structs.replace(PASS, **wrong), "digest", 0, None)
+    payload = bytes(encode({DECIDED: [told]}).frame[HEADER_BYTES:])
+    with pytest.raises(MalformedRowsError, match=message):
+        decode(payload)
 
 
 def test_oversized_frames_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

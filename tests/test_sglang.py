@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 from patience import until
 from schedscope.recorder.run import Run, find_runs
@@ -108,6 +111,30 @@ def test_killed_in_the_midst_of_its_work_nothing_recorded_is_lost(tmp_path: Path
     verdict = verify_views(run, 0)
     assert verdict.divergence is None
     assert verdict.passes == run.passes(0).count > 40
+
+
+def test_what_led_to_a_pause_is_handed_over_when_it_begins(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+
+    def ended() -> list[int]:
+        run = the_run(folder)
+        found: list[int] = run.table("steps", 0, ["end_ns"])["end_ns"].to_pylist() if run.ranks else []
+        return found
+
+    with serving(folder, "--schedule-policy", "lpm") as server:
+        body = {"input_ids": [7] * 50, "sampling_params": {"max_new_tokens": 2_000, "ignore_eos": True}}
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(httpx.post, f"{server.url}/generate", json=body, timeout=300)
+            until(lambda: len(ended()) > 20, 60)
+            httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"}, timeout=60).raise_for_status()
+            paused_ns = time.monotonic_ns()
+            time.sleep(0.5)
+            seen = ended()
+            httpx.post(f"{server.url}/continue_generation", json={}, timeout=60).raise_for_status()
+            assert answer.result().status_code == 200
+        settle(server.url)
+        server.stop()
+    assert seen == [ns for ns in ended() if ns < paused_ns]
 
 
 @pytest.mark.parametrize("method", ["looked", "computed"] if EVERY else ["looked"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections import Counter
 from pathlib import Path
@@ -80,6 +81,27 @@ def test_hashed_tokens_tell_nothing_but_equality(tmp_path: Path, page_size: int,
     assert [len(ids) for ids in recorded["full"]] == [len(ids) for ids in recorded["hashed"]]
     known = {i for ids in recorded["full"] for i in ids}
     assert known.isdisjoint({i for ids in recorded["hashed"] for i in ids if i})
+
+
+@pytest.mark.parametrize("detail", [Detail(level="full"), Detail(sample=2), Detail(level="passes")], ids=str)
+def test_rids_that_are_no_unicode_replay_however_little_is_kept(tmp_path: Path, detail: Detail) -> None:
+    class Odd(Workload):
+        def request(self) -> Request:
+            request = super().request()
+            return dataclasses.replace(request, rid=f"{request.rid}\ud800")
+
+    config = SchedulerConfig(schedule_policy="lpm", **TIGHT)
+    path = create_run(tmp_path, "odd")
+    tracer = RunTracer(DirectSink(path, 0, Description(config=config.to_dict()), detail=detail, key=b"k"))
+    scheduler = Scheduler(config, tracer)
+    tracer.attach(scheduler)
+    drive(scheduler, Odd(1), 20)
+    tracer.close()
+    run = Run.open(path)
+    found = verify(run, 0)
+    assert found.divergence is None
+    assert found.passes == run.passes(0).count > 0
+    assert run.gaps == []
 
 
 @pytest.mark.parametrize("tokens", ["hashed", "none"])

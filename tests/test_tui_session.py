@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from schedscope.engine.config import SchedulerConfig
+from schedscope.recorder.hello import Detail
 from schedscope.recorder.run import Run
 from schedscope.replay.walker import MOMENTS
 from schedscope.tui.counterpart import counterpart
 from schedscope.tui.session import LIVES, PAGES, Session
 from screens import simulated
+from simulation import TIGHT, record
 
 BUSY = 19
 
@@ -55,3 +58,13 @@ def test_the_same_run_is_its_own_counterpart(path: Path) -> None:
         assert counterpart(here, facts, None, there)[:2] == (0, number)
         for candidate in here.page(0, number).candidates[:3]:
             assert counterpart(here, facts, candidate.rid, there)[:2] == (0, number)
+
+
+def test_the_passes_of_a_request_are_the_same_before_and_after_it_was_looked_at(tmp_path: Path) -> None:
+    sampled = Detail(level="decisions", sample=5)
+    path = record(tmp_path, SchedulerConfig(schedule_policy="lpm", **TIGHT), seed=3, requests=40, detail=sampled)
+    rids = [row["rid"] for row in Run.open(path).rows("requests")]
+    session, other = Session(Run.open(path)), Session(Run.open(path))
+    assert [session.passes_of(0, rid) for rid in rids] == [other.life(0, rid).passes for rid in rids]
+    decided = {row["rid"] for row in Run.open(path).rows("decisions")}
+    assert decided < set(rids), "some of them only did something between two recorded decisions"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import duckdb
@@ -70,9 +70,7 @@ class Life(NamedTuple):
     @property
     def passes(self) -> tuple[int, ...]:
         """Passes that said something about it; where decisions were not recorded, those in which it did something."""
-        if self.decisions:
-            return tuple(row["pass"] for row in self.decisions)
-        return tuple(sorted({row["pass"] for row in self.events if row["pass"] is not None}))
+        return _passes(self.decisions, self.events)
 
     def nearest(self, number: int) -> int | None:
         """Of its passes the nearest one to a pass, itself if it is one of them."""
@@ -220,16 +218,16 @@ class Session:
             return life
 
     def passes_of(self, rank: int, rid: str) -> tuple[int, ...]:
-        """The passes in whose queue a request stood, ascending; none if nothing mentions it."""
+        """`Life.passes` of a request; none if nothing mentions it."""
         with self._life_lock:
             known = self._lives.get((rank, rid))
             if known is not None:
                 return known.passes
             try:
-                rows = self._life_run.request_rows(rid, rank)["decisions"]
+                rows = self._life_run.request_rows(rid, rank)
             except RunNotFoundError:
                 return ()
-            return tuple(sorted(row["pass"] for row in rows))
+            return _passes(rows["decisions"], rows["events"])
 
     # ---- time ----------------------------------------------------------------------------------------------
 
@@ -287,6 +285,11 @@ class Session:
     def hits(self, condition: str, rank: int) -> tuple[Cursor, ...]:
         """Decisions of a rank on which a breakpoint's condition holds, in order. Raises UsageError."""
         return tuple(Cursor(rank, *hit) for hit in find_decisions(self._again(), condition, rank))
+
+
+def _passes(decisions: Iterable[dict[str, Any]], events: Iterable[dict[str, Any]]) -> tuple[int, ...]:
+    told = sorted(row["pass"] for row in decisions)
+    return tuple(told or sorted({row["pass"] for row in events if row["pass"] is not None}))
 
 
 def _told(row: dict[str, Any]) -> tuple[Any, ...]:
