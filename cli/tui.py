@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from schedscope.cli.options import LogDir, RunName
+from schedscope.engine.errors import UsageError
 
 
 def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log: LogDir = None) -> int:
@@ -25,6 +28,9 @@ def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log
     from schedscope.tui.session import Session
 
     start = parse_at(at)
+    # It is drawn on standard error, where a pipe behind standard output doesn't matter.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("tui: needs a terminal; without one, see `schedscope report` or `schedscope replay pass N`")
     session = Session(Run.open(resolve_run(run, log)))
     other = None if compare is None else Session(Run.open(resolve_run(compare, log)))
     app = ScopeApp(session, start, other)

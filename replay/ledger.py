@@ -268,7 +268,8 @@ FROM most m JOIN name n USING (name) JOIN other o ON (o.cause, o.rank, o.name) =
 GROUP BY ALL ORDER BY m.ns DESC, n.rid, m.cause, m.rank
 """
 _WAITED = """
-SELECT rank, rid, sum(leave_ns - enter_ns)::BIGINT AS ns FROM span GROUP BY rank, rid ORDER BY ns DESC, rid, rank LIMIT ?
+SELECT rank, rid, sum(leave_ns - enter_ns)::BIGINT AS ns FROM span GROUP BY rank, rid
+ORDER BY ns DESC, rid, rank LIMIT ?
 """
 
 

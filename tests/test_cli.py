@@ -269,6 +269,18 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
+def test_the_terminal_debugger_does_not_start_without_a_terminal(run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "schedscope.cli.main", "tui", str(run)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("schedscope: tui: needs a terminal")
+
+
 def test_a_terminal_without_unicode_gets_question_marks(run: Path) -> None:
     env = {"PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
     done = schedscope("replay", "pass", 3, "--run", run, env=env)

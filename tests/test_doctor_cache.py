@@ -138,6 +138,16 @@ def test_a_waiting_prefix_is_evicted(tmp_path: Path) -> None:
     assert not found(touched, "evicted_before_use"), "each look at it makes it recent"
 
 
+def test_an_id_that_comes_again_lost_nothing_of_the_other_request(tmp_path: Path) -> None:
+    arrivals = [Arrival(0.0, ask("first", prompt(400)))]
+    arrivals += [Arrival(1.0, ask("again", [*prompt(400), *prompt(100, 50)]))]
+    arrivals += [Arrival(3.0, ask("again", prompt(500, 90)))]
+    run = play(tmp_path, SchedulerConfig(schedule_policy="lpm"), arrivals)
+    timeline = Timeline.open(run)
+    assert [row["cached_tokens"] for row in run.rows("requests") if row["rid"] == "again"] == [400, 0]
+    assert not timeline.forgone(timeline.window(buckets=1))
+
+
 def test_prefixes_repeat_and_the_pool_is_too_small(tmp_path: Path) -> None:
     config = SchedulerConfig(max_total_tokens=900, max_running_requests=2)
     finding = the(play(tmp_path, config, tenants(100, 0.03)), "thrashing_pool")

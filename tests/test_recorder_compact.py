@@ -258,7 +258,7 @@ def test_readers_never_miss_or_double_a_row_while_segments_are_merged(run_dir: P
         reader.start()
     try:
         for passes in range(12, 303, 48):
-            while compact(rank, MergeLimits(passes=passes, fan_in=2), 0.5, final=True):
+            while compact(rank, MergeLimits(passes=passes, fan_in=2), 2.0, final=True):
                 pass
     finally:
         done.set()
