@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from schedscope.cli.options import LogDir, RunName, Settings, Switch
 from schedscope.cli.output import console, print_json
-from schedscope.engine.errors import UsageError
+from schedscope.engine.errors import RunNotFoundError, UsageError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import printable
 from schedscope.replay.doctor import (
@@ -74,6 +74,8 @@ def doctor(
         return 0
     recorded = Run.open(resolve_run(run, log))
     found = examine(recorded, chosen, settings=settings, check=check)
+    if not found.requests:
+        raise RunNotFoundError(f"{recorded.where}: no request was recorded, so there is nothing to judge")
     if json:
         print_json("schedscope.doctor/1", _json(recorded, found))
     else:

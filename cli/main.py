@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("The command to record stands after --, such as: schedscope record -- serve", file=sys.stderr)
         print(f"Try: {' '.join(['schedscope', *_command_words(words), '--help'])}", file=sys.stderr)
         return USAGE
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+    except ImportError as error:
+        package = _missing_package(error)
         extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
@@ -87,6 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         gc.freeze()  # the program ends: no one needs its memory back piece by piece
     return result if isinstance(result, int) else 0
+
+
+def _missing_package(error: BaseException | None) -> str:
+    """The package that isn't there. Importing a command's module may wrap the error that says so."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    return "" if error is None else (error.name or "").partition(".")[0]
 
 
 def _first_line(error: cyclopts.CycloptsError) -> str:

@@ -156,11 +156,13 @@ def record(*command: str, log: LogDir = None, name: str | None = None, spool: Sp
     summary = Run.open(run_dir)
     passes = sum(summary.passes(rank).count for rank in summary.ranks)
     recorded, gaps = bool(summary.ranks), summary.gaps
+    replayable = options.detail.level != "steps" and options.detail.tokens != "none"
     where = finish_upload(uploader, run_dir)
     if not recorded:
         errors.print("[yellow]Nothing was recorded[/]: no scheduler of this command reported to the recorder.")
+    elif not passes and replayable:
+        errors.print("[yellow]No pass was recorded[/]: this command's scheduler had nothing to decide.")
     else:
-        replayable = options.detail.level != "steps" and options.detail.tokens != "none"
         next_words = f"schedscope {'replay all --run' if replayable else 'inspect'} {shlex.quote(where)}"
         errors.print(f"Recorded {passes:,} passes. Next: {next_words}", markup=False, soft_wrap=True)
     for gap in gaps:

@@ -335,7 +335,7 @@ def find_runs(log_dir: str | Path | None = None) -> list[RunInfo]:
 
 def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = None) -> Path:
     """The directory of a run: by path or URL, by name (the newest of that name), or None for the newest
-    in which anything was recorded.
+    in which anything was decided, or still may be.
 
     A name is the directory's, with or without its date. Raises RunNotFoundError; for a URL also UsageError, StoreError.
     """
@@ -346,9 +346,8 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
         return Path(text)
     paths = _run_paths(directory)
     if text is None:
-        recorded = [path for path in paths if list_ranks(path)]
         if paths:
-            return (recorded or paths)[0]
+            return next(filter(_has_something, paths), paths[0])
         raise RunNotFoundError(f"no run in {_shown(directory)}; record one with: schedscope record -- COMMAND")
     for path in paths:
         if path.name == str(text):
@@ -361,6 +360,19 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
     raise RunNotFoundError(
         f"no run {str(text)!r}: neither a run's directory nor a run in {_shown(directory)}, which has {shown}{more}"
     )
+
+
+def _has_something(path: Path) -> bool:
+    """Whether anything was recorded in a run, or still may be. One that can't be read is not passed over in silence."""
+    if not list_ranks(path):
+        return False
+    try:
+        run = Run.open(path)
+        return run.manifest.status != "sealed" or any(
+            run.passes(rank).count or run.table("requests", rank, ["rid"]).num_rows for rank in run.ranks
+        )
+    except RunFormatError:
+        return True
 
 
 def _log_dir(log_dir: str | Path | None) -> Path | str:

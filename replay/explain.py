@@ -579,7 +579,8 @@ def _changes(
 def _with_neighbours(replayer: Replayer, numbers: Iterable[int]) -> list[int]:
     """Passes and the one before each, as far as they can be rebuilt: what is between the two is then heard."""
     found = set(numbers)
+    last = replayer.run.passes(replayer.rank).last
     for number in numbers:
-        if number > 0 and replayer.start_before(number - 1).pass_number <= number - 1:
+        if last is not None and 0 < number <= last and replayer.start_before(number - 1).pass_number <= number - 1:
             found.add(number - 1)
     return sorted(found)

@@ -178,6 +178,7 @@ def test_one_changed_line_of_a_policy_is_found(
     [
         (["replay", "pass", "999999", "--run", "RUN"], 5, "no pass 999999"),
         (["replay", "pass", "-1", "--run", "RUN"], 5, "no pass -1"),
+        (["explain", "pass", "999999", "--run", "RUN"], 5, "no pass 999999"),
         (["replay", "pass", "first", "--run", "RUN"], 2, "first"),
         (["replay", "all", "--run", "RUN", "--rank", "7"], 5, "no rank 7"),
         (["replay", "all", "--run", "nowhere"], 5, "nowhere"),

@@ -23,7 +23,7 @@ from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run, find_runs, resolve_run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.sink import open_sink
 from schedscope.replay.case import Case
@@ -108,6 +108,13 @@ def test_exit_codes_gate_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Nothing found by" in told
     assert main(["doctor", "--run", str(create_run(tmp_path, "empty"))]) == 5
     assert "nothing was recorded" in capsys.readouterr().err
+
+
+def test_a_server_that_had_nothing_to_do_passes_no_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    busy, idle = (play(tmp_path, CROWDED, crowd(count)).path for count in (60, 0))
+    assert main(["doctor", "--run", str(idle), "--fail-on", "critical"]) == 5
+    assert "nothing to judge" in capsys.readouterr().err
+    assert resolve_run(None, tmp_path) == busy, "the newest in which anything was decided"
 
 
 def test_json_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

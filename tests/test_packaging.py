@@ -66,6 +66,8 @@ def test_recording_and_replay_need_no_torch() -> None:
             ["load", "sample_logs/traces/mooncake_conversation_300.jsonl", "--url", "http://127.0.0.1:9"],
         ),
         ("textual", "tui", ["tui"]),
+        ("dash", "dashboard", ["dashboard"]),
+        ("dash", "dashboard", ["report", "--help"]),
     ],
 )
 def test_a_missing_extra_is_named(package: str, extra: str, words: list[str]) -> None:

@@ -29,12 +29,12 @@ class Comparing(Following):
         fates = {} if place is None else {each.policy: each.fate for each in place.elsewhere}
         choices = []
         for name in POLICIES:
-            detail = "as recorded" if self.page is not None and name == self.page.facts.active else ""
+            facts = ["as recorded"] if self.page is not None and name == self.page.facts.active else []
             fate = fates.get(name)
             if fate is not None and fate.place is not None:
                 rid = printable(self.cursor.rid or "")
-                detail += f"{rid} at place {fate.place}{', admitted' if fate.admitted else ''}"
-            choices.append(Choice(name, detail, name, self.look.of(POLICY_HUES, name)))
+                facts.append(f"{rid} at place {fate.place}{', admitted' if fate.admitted else ''}")
+            choices.append(Choice(name, ", ".join(facts), name, self.look.of(POLICY_HUES, name)))
         self.push_screen(Pick("This pass under another policy", lambda typed: fuzzy(choices, typed)), self._decided)
 
     def _decided(self, policy: str | None) -> None:
