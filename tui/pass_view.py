@@ -25,7 +25,7 @@ class QueueGrid(Grid):
     """The queue of a pass after sorting, with the continuing chunk before it and a line where the pass ended."""
 
     def __init__(self, look: Look, id: str | None = None) -> None:
-        super().__init__(id=id, empty="nobody waits")
+        super().__init__(id=id, empty="")
         self.look_ = look
         self.page: Page | None = None
         self.rows: tuple[int, ...] = ()
@@ -45,6 +45,7 @@ class QueueGrid(Grid):
         """
         changed = page is not self.page or compared is not self.compared or hits != self._hits
         self.page, self.compared, self._hits = page, compared, hits
+        self.empty = "nobody waits"
         if changed:
             self.rows = _rows(page)
             self._longest = max((len(printable(c.rid)) for c in page.candidates[:500]), default=7)
