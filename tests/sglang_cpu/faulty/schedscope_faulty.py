@@ -1,4 +1,4 @@
-"""A plugin of SGLang that makes schedscope's observer fail: `SCHEDSCOPE_FAULT=METHOD:CALLS`, after so many calls."""
+"""A plugin of SGLang that makes a method of schedscope's observers fail: `SCHEDSCOPE_FAULT=METHOD:CALLS`, after so many calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ def load() -> None:
     if fault is None:
         return
     from schedscope.recorder.sglang_observer import Observer
+    from schedscope.recorder.sglang_pass import PassWatch
 
     name, _, calls = fault.partition(":")
     left = int(calls)
-    original = getattr(Observer, name)
+    watcher = Observer if hasattr(Observer, name) else PassWatch
+    original = getattr(watcher, name)
 
     def failing(self: Any, *args: Any) -> Any:
         nonlocal left
@@ -24,4 +26,4 @@ def load() -> None:
             raise MemoryError(f"injected into {name}")
         return original(self, *args)
 
-    setattr(Observer, name, failing)
+    setattr(watcher, name, failing)
