@@ -1,4 +1,7 @@
-"""A plugin of SGLang that makes a method of schedscope's observers fail: `SCHEDSCOPE_FAULT=METHOD:CALLS`, after so many calls."""
+"""A plugin of SGLang that makes a method of schedscope's observers fail.
+
+`SCHEDSCOPE_FAULT=METHOD:CALLS`: after so many calls.
+"""
 
 from __future__ import annotations
 
