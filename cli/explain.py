@@ -29,6 +29,7 @@ from schedscope.replay.explain_words import (
     request_sentence,
     run_sentence,
     stay_words,
+    total_words,
 )
 from schedscope.replay.ledger import CAUSES, RunLedger, run_ledger
 
@@ -218,9 +219,10 @@ def _show_run(ledger: RunLedger) -> None:
         table.add_column(name, overflow="fold")
     shown = [each for each in ledger.causes if each.ns * 200 >= ledger.queue_ns]
     for each in shown:
-        words = CAUSES[each.cause] + (f", after they were {each.after}" if each.after else "")
         hit = f"{printable(each.worst_rid)} {duration(each.worst_ns)}"
-        table.add_row(duration(each.ns), f"{each.ns / ledger.queue_ns:.0%}", f"{each.requests:,}", words, Text(hit))
+        table.add_row(
+            duration(each.ns), f"{each.ns / ledger.queue_ns:.0%}", f"{each.requests:,}", total_words(each), Text(hit)
+        )
     rest = ledger.causes[len(shown) :]
     if rest:
         ns = sum(each.ns for each in rest)

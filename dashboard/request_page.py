@@ -15,7 +15,14 @@ from schedscope.dashboard.links import pass_link, request_link
 from schedscope.dashboard.parts import Column
 from schedscope.dashboard.rebuilt import explained_request
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError
-from schedscope.replay.explain_words import change_words, look_lines, look_title, request_sentence
+from schedscope.replay.explain_words import (
+    change_words,
+    look_lines,
+    look_title,
+    request_sentence,
+    slots_words,
+    where_words,
+)
 from schedscope.replay.ledger import CAUSES, Part, RequestLedger, request_ledger
 from schedscope.replay.palette import CAUSES as CAUSE_HUES
 from schedscope.replay.palette import GREEN, GREY, ORANGE, SKY, VERDICTS
@@ -308,7 +315,7 @@ def parts_table(desk: Desk) -> Component:
 def _part_row(desk: Desk, found: RequestLedger, part: Part) -> list[Any]:
     hue = CAUSE_HUES.get(part.cause, GREY)
     passes = (
-        ""
+        where_words([part])
         if part.first_pass is None
         else f"{part.first_pass:,}"
         if part.first_pass == part.last_pass
@@ -318,7 +325,7 @@ def _part_row(desk: Desk, found: RequestLedger, part: Part) -> list[Any]:
     return [
         parts.chip(label, hue, desk.theme),
         "" if part.rid is None else request_link(desk.cursor, found.rank, part.rid, 24),
-        part.reason or "",
+        part.reason or "" if part.running is None else slots_words(part.running, part.slots),
         words.nanoseconds(part.ns),
         words.share(part.ns / found.queue_ns if found.queue_ns else None),
         words.count(part.times),

@@ -19,6 +19,7 @@ STEP_COLUMNS = (
     "end_ns",
     "forward_ns",
     "batch_is_full_pass",
+    "running",
 )
 PASS_COLUMNS = ("rank", "pass", "active_policy", "stop", "rem_total", "end_rem_chunk")
 DECISION_COLUMNS = (
@@ -43,18 +44,22 @@ REQUEST_COLUMNS = ("rank", "rid", "queue_ns", "admit_ns", "finish_ns", "retracti
 
 _STEPS = """
 CREATE TEMP TABLE step AS
-SELECT rank, step, count, pass, gate, start_ns, end_ns,
+SELECT rank, step, count, pass, gate, start_ns, end_ns, running,
     coalesce(end_ns - forward_ns, end_ns) AS formed_ns,
-    CASE WHEN gate = 'batch_is_full' THEN batch_is_full_pass END AS mark,
+    -- A step's row has the mark after it; the step in which the mark went still began with that of the step before.
+    CASE WHEN gate = 'batch_is_full' THEN coalesce(batch_is_full_pass,
+        CASE WHEN lag(step + count) OVER earlier = step THEN lag(batch_is_full_pass) OVER earlier END) END AS mark,
     lag(step + count) OVER earlier AS expected,
     lag(end_ns) OVER earlier AS before_ns,
     lead(step) OVER earlier AS next_step,
     lead(start_ns) OVER earlier AS next_ns
 FROM steps WINDOW earlier AS (PARTITION BY rank ORDER BY step);
 
--- `behind` is the last pass, unless records are missing since.
+-- `behind` is the last pass, unless records are missing since; `setter` the step whose gate set the mark, -1: none did.
 CREATE TEMP TABLE placed AS
-SELECT * EXCLUDE stretch, max(pass) OVER (PARTITION BY rank, stretch ORDER BY step ROWS UNBOUNDED PRECEDING) AS behind
+SELECT * EXCLUDE stretch, max(pass) OVER sofar AS behind,
+    CASE WHEN mark IS NULL THEN last_value(CASE WHEN gate = 'no_slot' THEN step
+        WHEN gate = 'batch_is_full' THEN NULL ELSE -1 END IGNORE NULLS) OVER sofar END AS setter
 FROM (
     SELECT *, sum(begins) OVER sofar AS slot, sum((expected IS DISTINCT FROM step)::INT) OVER sofar AS stretch
     FROM (SELECT *, (
@@ -65,17 +70,17 @@ FROM (
     )::INT AS begins
     FROM step WINDOW earlier AS (PARTITION BY rank ORDER BY step))
     WINDOW sofar AS (PARTITION BY rank ORDER BY step ROWS UNBOUNDED PRECEDING)
-);
+) WINDOW sofar AS (PARTITION BY rank, stretch ORDER BY step ROWS UNBOUNDED PRECEDING);
 
 -- A pass with the gated steps behind it, or gated steps that are alike; up to the next one, but for what is missing.
 CREATE TEMP TABLE slot AS
-SELECT rank, slot, pass, behind, gate, mark, steps, begin_ns, end_ns,
+SELECT rank, slot, pass, behind, gate, mark, setter, steps, begin_ns, end_ns,
     CASE WHEN next_ns IS NULL THEN 9223372036854775807 WHEN missing = 0 THEN next_ns ELSE last_ns END AS until_ns,
     coalesce(gated_ns, until_ns) AS gated_ns,
     coalesce(next_ns, 9223372036854775807) AS gap_until_ns
 FROM (
     SELECT rank, slot::BIGINT AS slot, any_value(pass) AS pass, any_value(behind) AS behind,
-        any_value(gate) AS gate, any_value(mark) AS mark,
+        any_value(gate) AS gate, any_value(mark) AS mark, nullif(max(setter), -1) AS setter,
         coalesce(sum(count) FILTER (pass IS NULL), 0)::BIGINT AS steps,
         min(start_ns) AS begin_ns, min(end_ns) AS end_ns, max(end_ns) AS last_ns,
         min(start_ns) FILTER (gate IS NOT NULL) AS gated_ns,
@@ -177,7 +182,7 @@ FROM (SELECT *, CASE WHEN gap_ns IS NULL THEN 0 ELSE greatest(look_ns - greatest
 -- `ns` before the gated steps begin, `gated` in them. Who came in the midst of them was not in the pass before.
 CREATE TEMP TABLE piece AS
 SELECT b.id, b.name, b.rank, t.slot, CASE WHEN b.look_ns <= t.begin_ns THEN t.pass END AS pass,
-    t.behind, t.gate, t.mark, t.steps,
+    t.behind, t.gate, t.mark, t.setter, t.steps,
     greatest(least(t.gated_ns, b.leave_ns) - greatest(t.begin_ns, b.look_ns), 0) AS ns,
     greatest(least(t.until_ns, b.leave_ns) - greatest(t.gated_ns, b.look_ns), 0) AS gated,
     greatest(least(t.gap_until_ns, b.leave_ns) - t.until_ns, 0) AS gap,
@@ -239,7 +244,7 @@ FROM passes p
 _JUDGED = """
 -- Whoever was overtaken in a pass waited for that, unless it would not have fitted anyway; else for what ended it.
 CREATE TEMP TABLE judged AS
-SELECT p.id, p.rank, p.pass, p.ns, p.gated, 1 AS times, p.gate, p.mark, p.steps,
+SELECT p.id, p.rank, p.pass, p.ns, p.gated, 1 AS times, p.gate, p.mark, p.setter, p.steps,
     d.entry, d.matched, d.urgency, d.deprioritized, d.partner, d.reason, d.short,
     CASE
         WHEN d.name IS NULL THEN 'unrecorded'
@@ -280,30 +285,35 @@ DROP TABLE said;
 
 CREATE TEMP TABLE charge AS
 WITH gated AS (
-    SELECT id, rank, gate, mark, steps, gated FROM judged WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')
+    SELECT id, rank, gate, mark, setter, steps, gated FROM judged
+    WHERE gated > 0 AND cause NOT IN ('overtaken', 'held_back')
     UNION ALL
-    SELECT id, rank, gate, mark, steps, gated FROM piece ANTI JOIN tail USING (id, slot)
+    SELECT id, rank, gate, mark, setter, steps, gated FROM piece ANTI JOIN tail USING (id, slot)
     WHERE pass IS NULL AND gated > 0
 ),
 single AS (
     SELECT id, 'step_in_progress' AS cause, NULL AS name, NULL AS reason, ns, 0 AS gated, 1 AS times, NULL AS pass,
-        NULL AS short
+        NULL AS step, NULL AS running, NULL AS short
     FROM early WHERE ns > 0
-    UNION ALL SELECT id, 'gap', NULL, NULL, gap, 0, 1, NULL, NULL FROM early WHERE gap > 0
-    UNION ALL SELECT id, 'gap', NULL, NULL, gap, 0, 1, NULL, NULL FROM piece WHERE gap > 0
-    UNION ALL SELECT id, 'deciding', NULL, NULL, ns, 0, 1, pass, NULL FROM piece WHERE deciding
-    UNION ALL SELECT id, 'step_in_progress', NULL, NULL, ns, 0, 1, NULL, NULL FROM piece WHERE pass IS NULL AND ns > 0
+    UNION ALL SELECT id, 'gap', NULL, NULL, gap, 0, 1, NULL, NULL, NULL, NULL FROM early WHERE gap > 0
+    UNION ALL SELECT id, 'gap', NULL, NULL, gap, 0, 1, NULL, NULL, NULL, NULL FROM piece WHERE gap > 0
+    UNION ALL SELECT id, 'deciding', NULL, NULL, ns, 0, 1, pass, NULL, NULL, NULL FROM piece WHERE deciding
+    UNION ALL
+    SELECT id, 'step_in_progress', NULL, NULL, ns, 0, 1, NULL, NULL, NULL, NULL FROM piece WHERE pass IS NULL AND ns > 0
     UNION ALL
     SELECT g.id, CASE g.gate WHEN 'batch_is_full' THEN 'batch_full' WHEN 'no_slot' THEN 'no_slot'
             WHEN 'min_free_slots_delay' THEN 'min_free_slots_delay' ELSE 'step_in_progress' END,
-        e.head, coalesce(e.head_reason, e.spent_reason, e.stop), g.gated, g.gated, g.steps, g.mark, e.head_short
-    FROM gated g LEFT JOIN ending e ON e.rank = g.rank AND e.pass = g.mark
+        e.head, coalesce(e.head_reason, e.spent_reason, e.stop), g.gated, g.gated, g.steps, g.mark, g.setter,
+        t.running, e.head_short
+    FROM gated g
+        LEFT JOIN ending e ON e.rank = g.rank AND e.pass = g.mark
+        LEFT JOIN step t ON t.rank = g.rank AND t.step = g.setter
     UNION ALL
     SELECT id, cause,
         CASE cause WHEN 'held_back' THEN n.name WHEN 'blocked_head' THEN head END,
         CASE cause WHEN 'memory' THEN reason WHEN 'blocked_head' THEN head_reason WHEN 'no_slot' THEN stop END,
         CASE cause WHEN 'held_back' THEN ns + gated ELSE ns END, CASE cause WHEN 'held_back' THEN gated ELSE 0 END,
-        times, pass,
+        times, pass, NULL, NULL,
         CASE cause WHEN 'memory' THEN short WHEN 'blocked_head' THEN head_short END
     FROM judged LEFT JOIN name n ON n.rid = judged.partner LEFT JOIN ending USING (rank, pass)
     WHERE cause NOT IN ('overtaken', 'memory_spent', 'input_budget', 'chunk_budget', 'prefill_max_requests')
@@ -341,7 +351,7 @@ UNION ALL
 SELECT id, cause, name, reason,
     ns // total * own + ns % total * upto // total - ns % total * (upto - own) // total,
     gated // total * own + gated % total * upto // total - gated % total * (upto - own) // total,
-    times, pass, short
+    times, pass, NULL, NULL, short
 FROM shared;
 """
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pyarrow.compute as pc
 from schedscope.engine.budget import Remaining
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan
@@ -139,7 +140,7 @@ class Mark(NamedTuple):
     """The mark that the batch is full: while it is set, steps end before a pass."""
 
     set_in: int | None
-    """The pass that set it; None: a step that found no slot, before any pass."""
+    """The pass that set it; None: not known. Under one that a gate set there is no pass."""
     stop: str | None
     """How that pass ended; None: not known."""
     rid: str | None
@@ -409,15 +410,13 @@ def _pool(view: View, config: SchedulerConfig) -> Pool:
 
 
 def _mark_before(run: Run, rank: int, rows: Rows) -> Mark | None:
-    set_in = rows["steps"][0]["batch_is_full_pass"] if rows["steps"] else None
+    set_in = _set_before(run, rank, rows)
     return Mark(set_in, *_cause_of_mark(run, rank, set_in, rows), rows["passes"][0]["pass"], None, None)
 
 
 def _mark_after(run: Run, rank: int, plan: Plan, rows: Rows, was_set: bool) -> Mark:
     number = rows["passes"][0]["pass"]
-    set_in = number
-    if was_set:
-        set_in = rows["steps"][0]["batch_is_full_pass"] if rows["steps"] else None
+    set_in = _set_before(run, rank, rows) if was_set else number
     try:
         following = run.pass_rows(rank, number + 1)["steps"]
     except RunNotFoundError:
@@ -431,6 +430,15 @@ def _mark_after(run: Run, rank: int, plan: Plan, rows: Rows, was_set: bool) -> M
         ending = _ending(plan)
         return Mark(number, ending.stop, ending.rid, ending.reason, short_of(ending), until, steps, ns)
     return Mark(set_in, *_cause_of_mark(run, rank, set_in, rows), until, steps, ns)
+
+
+def _set_before(run: Run, rank: int, rows: Rows) -> int | None:
+    """The pass that set the mark under which this one began: a step's row has the mark after it."""
+    (row,) = rows["passes"]
+    steps = run.table("steps", rank, ["step", "count", "batch_is_full_pass"], (row["pass"] - 1, row["pass"]))
+    before = steps.filter(pc.equal(pc.add(steps["step"], steps["count"]), row["step"]))["batch_is_full_pass"]
+    set_in: int | None = before[0].as_py() if len(before) else None
+    return set_in
 
 
 def _cause_of_mark(

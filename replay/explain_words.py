@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -21,7 +22,7 @@ from schedscope.replay.explain import (
     short_of,
 )
 from schedscope.replay.flip import Flip
-from schedscope.replay.ledger import CAUSES, Part, RequestLedger, RunLedger, Span
+from schedscope.replay.ledger import CAUSES, CauseTotal, CostliestMark, Part, RequestLedger, RunLedger, Span
 from schedscope.replay.provenance import Origin
 
 _NAMED = 3
@@ -125,10 +126,32 @@ def _cause_sentence(ledger: RequestLedger, cause: str, after: str | None) -> str
 
 def cause_words(part: Part) -> str:
     """What a part was charged to, in a line."""
-    words = CAUSES[part.cause]
-    if part.cause == "batch_full" and part.reason is not None:
-        words += f": {_WHY_MARKED.get(part.reason, part.reason)}"
-    return words
+    return _caused(part.cause, part)
+
+
+def _caused(cause: str, mark: Part | CostliestMark | None) -> str:
+    """A cause, and why the batch was marked full if that is it."""
+    words = CAUSES[cause]
+    if cause != "batch_full" or mark is None:
+        return words
+    if mark.running is not None:
+        return f"{words}: {slots_words(mark.running, mark.slots)}"
+    return words if mark.reason is None else f"{words}: {_WHY_MARKED.get(mark.reason, mark.reason)}"
+
+
+def slots_words(running: int, slots: int | None) -> str:
+    """What a gate found that lets nobody in for want of a running slot."""
+    return f"no running slot, {running}{'' if slots is None else f' of {slots}'} running"
+
+
+def total_words(total: CauseTotal) -> str:
+    """A cause of a run's ledger in a line, with the mark that cost most where it is marks."""
+    words = _caused(total.cause, total.mark)
+    if total.mark is not None:
+        mark = total.mark
+        where = f"at step {mark.step}" if mark.pass_number is None else f"in pass {mark.pass_number}"
+        words += f" (the costliest set {where}{f' of rank {mark.rank}' if mark.rank else ''})"
+    return words + (f", after they were {total.after}" if total.after else "")
 
 
 def stay_words(span: Span) -> str:
@@ -152,7 +175,9 @@ def ledger_rows(ledger: RequestLedger) -> list[tuple[str, str, str, str, str]]:
     for (after, _, words), parts in sorted(groups.items(), key=lambda item: -sum(part.ns for part in item[1])):
         ns = sum(part.ns for part in parts)
         cause = f"{words}, after it was {after}" if after is not None else words
-        rows.append((duration(ns), f"{ns / total:.0%}" if total else "", cause, _whom(ledger, parts), _where(parts)))
+        rows.append(
+            (duration(ns), f"{ns / total:.0%}" if total else "", cause, _whom(ledger, parts), where_words(parts))
+        )
     return rows
 
 
@@ -176,14 +201,21 @@ def _whom(ledger: RequestLedger, parts: Sequence[Part]) -> str:
     return ", ".join(shown)
 
 
-def _where(parts: Sequence[Part]) -> str:
-    firsts = [part.first_pass for part in parts if part.first_pass is not None]
-    lasts = [part.last_pass for part in parts if part.last_pass is not None]
-    if not firsts:
+def where_words(parts: Sequence[Part]) -> str:
+    """The passes that decided so, or the steps in which a gate did; of a mark those that set it."""
+    passes = _stretch("pass", "passes", [(part.first_pass, part.last_pass) for part in parts])
+    steps = _stretch("step", "steps", [(part.first_step, part.last_step) for part in parts])
+    if parts[0].cause == "batch_full":
+        passes, steps = passes and f"set in {passes}", steps and f"set at {steps}"
+    return ", ".join(filter(None, (passes, steps)))
+
+
+def _stretch(one: str, many: str, spans: Iterable[tuple[int | None, int | None]]) -> str:
+    known = [number for span in spans for number in span if number is not None]
+    if not known:
         return ""
-    first, last = min(firsts), max(lasts)
-    words = f"pass {first}" if first == last else f"passes {first} to {last}"
-    return f"set in {words}" if parts[0].cause == "batch_full" else words
+    first, last = min(known), max(known)
+    return f"{one} {first}" if first == last else f"{many} {first} to {last}"
 
 
 # ---- what a pass says about a place --------------------------------------------------------------------------
@@ -317,7 +349,7 @@ def pool_words(pool: Pool) -> str:
 def mark_words(mark: Mark) -> str:
     """Where the mark that the batch is full came from, and how long it lasted."""
     if mark.set_in is None:
-        words = "batch_is_full was set in a step that found no running slot"
+        words = "batch_is_full was set earlier"
     else:
         words = f"batch_is_full was set in pass {mark.set_in}"
         if mark.stop is not None:
@@ -511,11 +543,13 @@ def run_sentence(ledger: RunLedger) -> str:
     """What requests of a run waited for, in a sentence."""
     if not ledger.requests:
         return "No request of this run was in the queue."
-    largest = [each for each in ledger.causes if each.ns * 20 >= ledger.queue_ns][:_NAMED]
+    sums: Counter[tuple[str, str | None]] = Counter()
+    for each in ledger.causes:
+        sums[each.cause, each.after] += each.ns
     reasons = ", ".join(
-        f"{each.ns / ledger.queue_ns:.0%} {_SENTENCES[each.cause]}"
-        + (f", after they were {each.after}" if each.after else "")
-        for each in largest
+        f"{ns / ledger.queue_ns:.0%} {_SENTENCES[cause]}" + (f", after they were {after}" if after else "")
+        for (cause, after), ns in sums.most_common(_NAMED)
+        if ns * 20 >= ledger.queue_ns
     )
     still = f" ({ledger.open:,} still wait)" if ledger.open else ""
     waited = f"{count(ledger.requests, 'request')}{still} waited {duration(ledger.queue_ns)} in all"

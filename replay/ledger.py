@@ -58,7 +58,7 @@ class Part(NamedTuple):
     """Whom it is charged to: who overtook it, whom it was held back for, who blocked the queue or spent the budget;
     None if to no request."""
     reason: str | None
-    """Finer: the verdict's reason behind a refusal, the stop that set the batch-full mark."""
+    """Finer: the verdict's reason behind a refusal, the stop that set the batch-full mark; None if a gate set it."""
     ns: int
     gated_ns: int
     """Of it in steps that a gate ended before a pass, with the pass before still in force."""
@@ -70,6 +70,13 @@ class Part(NamedTuple):
     """The pass that cost most of it."""
     short: int | None
     """Tokens that were missing, at most; None where no tokens were counted."""
+    first_step: int | None
+    """The first step whose gate found no running slot, and so marked the batch full; None: passes decided so."""
+    last_step: int | None
+    running: int | None
+    """Requests that ran when they did."""
+    slots: int | None
+    """Of so many that may run; None also where it is not known."""
 
 
 class Span(NamedTuple):
@@ -127,6 +134,21 @@ class RequestLedger(NamedTuple):
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
+class CostliestMark(NamedTuple):
+    """The mark that cost most, of all that were set for the same reason."""
+
+    reason: str | None
+    """As in Part."""
+    rank: int
+    pass_number: int | None
+    """The pass that set it."""
+    step: int | None
+    """The step whose gate set it."""
+    running: int | None
+    slots: int | None
+    """As in Part, with `running`."""
+
+
 class CauseTotal(NamedTuple):
     """What a cause cost all requests of a run."""
 
@@ -140,6 +162,8 @@ class CauseTotal(NamedTuple):
     worst_rid: str
     """The request that it cost most."""
     worst_ns: int
+    mark: CostliestMark | None
+    """Of `batch_full`, which has a total for each reason that the mark was set for; None: it is not known."""
 
 
 class Blame(NamedTuple):
@@ -195,7 +219,10 @@ def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedge
     measured = run.manifest.detail.level in {"decisions", "full"}
     lost = sum(row["retractions"] + row["preemptions"] for row in life["requests"])
     spans = tuple(_span(run, rank, rid, *row) for row in connection.execute(_SPANS).fetchall())
-    parts = tuple(Part(*row) for row in connection.execute(_PARTS).fetchall())
+    slots = _slots(run, rank)
+    parts = tuple(
+        Part._make((*row, None if row[-1] is None else slots)) for row in connection.execute(_PARTS).fetchall()
+    )
     return RequestLedger(rank, rid, spans, parts, _lives(rows), 0 if measured else lost), life
 
 
@@ -218,7 +245,7 @@ def run_ledger(run: Run, most: int = 10) -> RunLedger:
     return RunLedger(
         queue_ns=queue_ns,
         requests=requests,
-        causes=tuple(CauseTotal(*row) for row in all_of(_CAUSES)),
+        causes=tuple(CauseTotal._make((*row[:8], _mark(run, *row[8:]))) for row in all_of(_CAUSES)),
         blamed=tuple(Blame(*row) for row in all_of(_BLAMED)),
         waited=tuple((rank, rid, ns) for rank, rid, ns in all_of(_WAITED)),
         open=still,
@@ -233,9 +260,10 @@ GROUP BY ALL ORDER BY s.enter_ns
 """
 _PARTS = """
 SELECT c.cause, s.after, n.rid, c.reason, sum(c.ns)::BIGINT AS ns, sum(c.gated)::BIGINT, sum(c.times)::BIGINT,
-    min(c.pass), max(c.pass), arg_max(c.pass, (c.ns, -c.pass)), max(c.short)::BIGINT
+    min(c.pass), max(c.pass), arg_max(c.pass, (c.ns, -c.pass)), max(c.short)::BIGINT,
+    min(c.step), max(c.step), c.running
 FROM charge c JOIN span s ON s.id = c.id LEFT JOIN name n ON n.name = c.name
-GROUP BY c.cause, s.after, n.rid, c.reason ORDER BY ns DESC, c.cause, n.rid, c.reason
+GROUP BY c.cause, s.after, n.rid, c.reason, c.running ORDER BY ns DESC, c.cause, n.rid, c.reason, c.running
 """
 _TOTAL = """
 SELECT coalesce(sum(leave_ns - enter_ns), 0)::BIGINT, count(DISTINCT (rank, rid)), count(*) FILTER (left_as IS NULL)
@@ -243,17 +271,31 @@ FROM span
 """
 _CAUSES = """
 WITH each AS (
-    SELECT cause, id, sum(ns)::BIGINT AS ns, sum(times)::BIGINT AS times FROM charge GROUP BY cause, id
+    SELECT cause, id, CASE cause WHEN 'batch_full' THEN reason END AS reason,
+        CASE cause WHEN 'batch_full' THEN running END AS running, sum(ns)::BIGINT AS ns, sum(times)::BIGINT AS times
+    FROM charge GROUP BY ALL
 ), mine AS (
-    SELECT e.cause, s.after, s.name, s.rank, sum(e.ns)::BIGINT AS ns, sum(e.times)::BIGINT AS times
+    SELECT e.cause, s.after, e.reason, e.running, s.name, s.rank, sum(e.ns)::BIGINT AS ns,
+        sum(e.times)::BIGINT AS times
     FROM each e JOIN span s ON s.id = e.id GROUP BY ALL
 ), worst AS (
-    SELECT cause, after, sum(ns)::BIGINT AS ns, count(*) AS requests, sum(times)::BIGINT AS times,
+    SELECT cause, after, reason, running, sum(ns)::BIGINT AS ns, count(*) AS requests, sum(times)::BIGINT AS times,
         arg_max(rank, (ns, -rank, -name)) AS rank, arg_max(name, (ns, -rank, -name)) AS name, max(ns) AS worst_ns
-    FROM mine GROUP BY cause, after
+    FROM mine GROUP BY cause, after, reason, running
+), mark AS (
+    SELECT s.after, c.reason, c.running, s.rank, c.pass, c.step, sum(c.ns)::BIGINT AS ns
+    FROM charge c JOIN span s ON s.id = c.id WHERE c.cause = 'batch_full' AND coalesce(c.pass, c.step) IS NOT NULL
+    GROUP BY ALL
+), costliest AS (
+    FROM mark QUALIFY row_number() OVER (
+        PARTITION BY after, reason, running ORDER BY ns DESC, rank, coalesce(pass, step)) = 1
 )
-SELECT w.cause, w.after, w.ns, w.requests, w.times, w.rank, n.rid, w.worst_ns
-FROM worst w JOIN name n USING (name) ORDER BY w.ns DESC, w.cause, w.after
+SELECT w.cause, w.after, w.ns, w.requests, w.times, w.rank, n.rid, w.worst_ns, m.rank, w.reason, m.pass, m.step,
+    w.running
+FROM worst w JOIN name n USING (name) LEFT JOIN costliest m ON w.cause = 'batch_full'
+    AND m.after IS NOT DISTINCT FROM w.after AND m.reason IS NOT DISTINCT FROM w.reason
+    AND m.running IS NOT DISTINCT FROM w.running
+ORDER BY w.ns DESC, w.cause, w.after, w.reason, w.running
 """
 _BLAMED = """
 WITH other AS (
@@ -271,6 +313,20 @@ _WAITED = """
 SELECT rank, rid, sum(leave_ns - enter_ns)::BIGINT AS ns FROM span GROUP BY rank, rid
 ORDER BY ns DESC, rid, rank LIMIT ?
 """
+
+
+def _mark(
+    run: Run, rank: int | None, reason: str | None, number: int | None, step: int | None, running: int | None
+) -> CostliestMark | None:
+    if rank is None:
+        return None
+    slots = None if running is None else _slots(run, rank)
+    return CostliestMark(reason, rank, number, step, running, slots)
+
+
+def _slots(run: Run, rank: int) -> int | None:
+    slots: int | None = run.manifest.config_of(rank).get("max_running_requests")
+    return slots
 
 
 def _span(
@@ -334,8 +390,7 @@ def _tables_around(run: Run, rank: int, life: Rows) -> dict[str, pa.Table]:
     steps = _steps_around(run, rank, life, around)
     passes = [run.table("passes", rank, PASS_COLUMNS, around)] if around else []
     decisions = [run.table("decisions", rank, DECISION_COLUMNS, around)] if around else []
-    gated = steps.filter(pc.equal(steps["gate"], "batch_is_full"))
-    for mark in pc.unique(gated["batch_is_full_pass"].drop_null()).to_pylist():
+    for mark in pc.unique(steps["batch_is_full_pass"].drop_null()).to_pylist():
         if around is None or not around[0] <= mark <= around[1]:
             passes.append(run.table("passes", rank, PASS_COLUMNS, (mark, mark)))
             decisions.append(run.table("decisions", rank, DECISION_COLUMNS, (mark, mark)))
@@ -349,7 +404,7 @@ def _tables_around(run: Run, rank: int, life: Rows) -> dict[str, pa.Table]:
 
 
 def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | None) -> pa.Table:
-    """The steps while it may have waited, and one before and behind."""
+    """The steps while it may have waited, and one before and behind; before, also what set the mark that it met."""
     steps = run.table("steps", rank, STEP_COLUMNS, around)
     ended = life["requests"][-1:]
     known = range(steps["step"][0].as_py(), steps["step"][-1].as_py() + 1) if len(steps) else range(0)
@@ -366,6 +421,9 @@ def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | Non
         first = min((row["step"] for row in life["events"]), default=0)
         before, until = pc.sum(pc.less(steps["step"], first)).as_py() or 0, len(steps)
     start = max(before - 1, 0)
+    if len(steps):
+        unmarked = pc.fill_null(pc.not_equal(steps["gate"].slice(0, start + 1), "batch_is_full"), True)
+        start = pc.max(pc.indices_nonzero(unmarked)).as_py() or 0
     return steps.slice(start, until + 1 - start)
 
 

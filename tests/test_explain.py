@@ -29,7 +29,14 @@ from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.run import Run
 from schedscope.replay.explain import PassExplanation, explain_pass, explain_request
-from schedscope.replay.explain_words import flip_words, look_lines, pass_rows, pass_sentence, request_sentence
+from schedscope.replay.explain_words import (
+    flip_words,
+    look_lines,
+    mark_words,
+    pass_rows,
+    pass_sentence,
+    request_sentence,
+)
 from schedscope.replay.flip import Flip, Situation, find_flip, find_flips, holds, situation_of, under_policies
 from schedscope.replay.ledger import request_ledger
 from schedscope.replay.replayer import Replayer
@@ -302,6 +309,20 @@ def test_a_mark_tells_when_it_was_set_and_how_long_it_lasted(tmp_path: Path) -> 
         between = [r for r in run.rows("steps") if steps[number]["step"] < r["step"] < steps[number + 1]["step"]]
         assert (mark.until_pass, mark.steps) == (number + 1, len(between))
     assert told > 3
+
+
+def test_a_mark_that_goes_in_a_pass_still_tells_which_pass_set_it(tmp_path: Path) -> None:
+    config = SchedulerConfig(enable_priority_scheduling=True, **TIGHT)
+    run = Run.open(record(tmp_path, config, seed=18, requests=50, outputs=(10, 60)))
+    steps = {row["pass"]: row for row in run.rows("steps") if row["pass"] is not None}
+    under = [row["pass"] for row in run.rows("passes") if row["batch_is_full_before"]]
+    gone = [number for number in under if steps[number]["batch_is_full_pass"] is None]
+    assert gone
+    for number in gone:
+        mark = explain_pass(run, 0, number).mark_before
+        assert mark is not None
+        assert mark.set_in == steps[number - 1]["batch_is_full_pass"]
+        assert mark_words(mark).startswith(f"batch_is_full was set in pass {mark.set_in}")
 
 
 def test_a_pass_that_comes_out_otherwise_is_not_explained(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.charges import charge
+from schedscope.replay.explain_words import ledger_rows, total_words
 from schedscope.replay.ledger import CAUSES, Part, RequestLedger, request_ledger, run_ledger
 from shadowing import rewrite
 from simulation import TIGHT, any_config, record
@@ -114,8 +115,8 @@ def check_sums(run: Run, every: int = 6) -> set[tuple[str, str | None]]:
     assert whole.queue_ns == sum(each.ns for each in whole.causes) == sum(span[2] for span in spans)
     stays = Counter((rid, after) for rid, after, *_ in spans)
     of_one = (
-        "SELECT c.cause, s.after, n.rid, sum(c.ns)::BIGINT FROM charge c JOIN span s USING (id) "
-        "LEFT JOIN name n ON n.name = c.name WHERE s.rid = ? GROUP BY ALL"
+        "SELECT c.cause, s.after, n.rid, c.reason, c.running, min(c.step), max(c.step), sum(c.ns)::BIGINT FROM charge "
+        "c JOIN span s USING (id) LEFT JOIN name n ON n.name = c.name WHERE s.rid = ? GROUP BY ALL"
     )
     for number, row in enumerate(run.rows("requests")):
         rid = row["rid"]
@@ -130,11 +131,10 @@ def check_sums(run: Run, every: int = 6) -> set[tuple[str, str | None]]:
         assert ledger.spans[0].ns == left - row["queue_ns"]
         assert sum(each.ns for each in ledger.parts) == ledger.queue_ns
         assert all(each.ns >= each.gated_ns >= 0 for each in ledger.parts)
-        alone: Counter[tuple[str, str | None, str | None]] = Counter()
-        for each in ledger.parts:
-            alone[each.cause, each.after, each.rid] += each.ns
-        among = {(cause, after, other): ns for cause, after, other, ns in connection.execute(of_one, [rid]).fetchall()}
-        assert dict(alone) == among
+        among = connection.execute(of_one, [rid]).fetchall()
+        assert {
+            (p.cause, p.after, p.rid, p.reason, p.running, p.first_step, p.last_step, p.ns) for p in ledger.parts
+        } == (set(among))
     causes = {(each.cause, each.after) for each in whole.causes}
     assert {cause for cause, _ in causes} <= set(CAUSES)
     return causes
@@ -156,8 +156,11 @@ def test_it_adds_up_under_every_policy_and_pressure(tmp_path: Path, policy: str,
         enable_priority_scheduling=policy in {"fcfs", "lof", "priority"},
         **TIGHT,
     )
-    seen = check_sums(Run.open(record(tmp_path, config, seed=18, requests=70, outputs=(40, 160))), every=30)
+    run = Run.open(record(tmp_path, config, seed=18, requests=70, outputs=(40, 160)))
+    seen = check_sums(run, every=30)
     assert any(after is not None for _, after in seen), "someone lost its memory and came back"
+    marks = [each.mark for each in run_ledger(run).causes if each.cause == "batch_full"]
+    assert None not in marks, "nobody waits under a mark of which it is not known what set it"
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -216,6 +219,32 @@ def test_whoever_came_first_keeps_no_one_waiting_but_the_slots_do(tmp_path: Path
         ("no_slot", 1, 0),
         (None, 1, None),
     ]
+    marked = part(ledger, "batch_full")
+    assert (marked.first_step, marked.last_step, marked.running, marked.slots) == (1, 1, 1, 1)
+
+
+def test_whoever_comes_under_a_mark_learns_what_set_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running_requests=2, limits=Limits(passes=1))
+    for rid in ("a", "b"):
+        bench.arrive(rid, [ord(rid), 2, 3], output=9)
+    bench.step()
+    bench.arrive("early", [7, 8, 9])
+    for _ in range(3):
+        bench.step()
+    bench.arrive("late", [4, 5, 6])
+    run = bench.run()
+    (gate,) = [row["step"] for row in run.rows("steps") if row["gate"] == "no_slot"]
+    for rid in ("early", "late"):
+        ledger = request_ledger(run, rid)
+        marked = part(ledger, "batch_full")
+        assert (marked.reason, marked.rid, marked.first_pass) == (None, None, None)
+        assert (marked.first_step, marked.last_step, marked.running, marked.slots) == (gate, gate, 2, 2)
+        words = "the batch was marked full earlier: no running slot, 2 of 2 running"
+        assert (words, "", f"set at step {gate}") in [row[2:] for row in ledger_rows(ledger)]
+    (total,) = [each for each in run_ledger(run).causes if each.cause == "batch_full"]
+    assert total.mark == (None, 0, None, gate, 2, 2)
+    assert total_words(total).endswith(f"no running slot, 2 of 2 running (the costliest set at step {gate})")
+    assert check_sums(run, every=1)
 
 
 def test_a_blocked_head_is_named_with_what_it_lacks(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from schedscope.recorder.run import Run
-from schedscope.replay.ledger import request_ledger
+from schedscope.replay.explain_words import ledger_rows
+from schedscope.replay.ledger import request_ledger, run_ledger
 from schedscope.replay.verify import verify
 from schedscope.replay.verify_view import verify_views
 
@@ -35,3 +36,18 @@ def test_a_hot_tenant_starves_cold_requests() -> None:
     assert len({part.rid for part in overtaken}) > 100
     assert sum(part.ns for part in overtaken) > 0.8 * ledger.queue_ns
     assert sum(part.ns for part in ledger.parts) == ledger.queue_ns
+
+
+def test_all_who_waited_under_a_mark_are_told_what_set_it() -> None:
+    run = Run.open(SAMPLES / "sglang-cold-burst")
+    ledger = request_ledger(run, "burst-07")
+    marked = {(part.reason, part.first_step, part.first_pass) for part in ledger.parts if part.cause == "batch_full"}
+    assert marked == {(None, 24992, None), ("no_slot", None, 6)}
+    words = "the batch was marked full earlier: no running slot, 8 of 8 running"
+    assert (words, "", "set at step 24992") in [row[2:] for row in ledger_rows(ledger)]
+    totals = [each.mark for each in run_ledger(run).causes if each.cause == "batch_full"]
+    assert {(mark.reason, mark.running, mark.slots) for mark in totals if mark is not None} == {
+        (None, 8, 8),
+        ("no_slot", None, None),
+    }
+    assert None not in totals

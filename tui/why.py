@@ -12,7 +12,15 @@ from schedscope.engine.verdict import Reason, Verdict
 from schedscope.replay.describe import FALLBACKS, number, printable, verdict_words
 from schedscope.replay.explain import PassExplanation
 from schedscope.replay.explain import Place as ExplainedPlace
-from schedscope.replay.explain_words import against_words, cause_words, flip_words, mark_words, origin_words, pool_words
+from schedscope.replay.explain_words import (
+    against_words,
+    cause_words,
+    flip_words,
+    mark_words,
+    origin_words,
+    pool_words,
+    where_words,
+)
 from schedscope.replay.ledger import Part, RequestLedger
 from schedscope.replay.page import Candidate, Page
 from schedscope.replay.palette import CAUSES, GATES, GREY, POLICIES, VERDICTS
@@ -210,6 +218,8 @@ def ledger_lines(ledger: RequestLedger, look: Look, most: int = _PARTS) -> list[
         if worst.worst_pass is not None:
             place = Place(Cursor(ledger.rank, worst.worst_pass, ledger.rid), "pass")
             spans += [Span(", most in "), Span(f"pass {worst.worst_pass}", "", Link(place))]
+        elif where := where_words(parts):
+            spans.append(Span(f", {where}"))
         lines.append(spans)
     if len(largest) > most:
         lines.append((Span(f"      and {len(largest) - most} smaller ones", look.hue(GREY)),))
