@@ -23,7 +23,7 @@ from scenes import BUSY, Clients, Clock, record_busy, serve
 from schedscope.engine.scheduler import Scheduler
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail
-from schedscope.recorder.manifest import create_run
+from schedscope.recorder.manifest import create_run, sealed, update_manifest
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.tracer import RunTracer
 
@@ -337,6 +337,39 @@ def test_a_run_that_is_being_recorded_is_followed(browser: Any, tmp_path: Path) 
             someone.page.wait_for_timeout(4_000)
             assert 2 <= len(asked) <= 8, "it asks about once a second"
             assert open_[1] == 1, "one question at a time"
+            someone.close()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_run_that_ends_while_panels_out_of_sight_are_drawn_is_seen_to_have_ended(
+    browser: Any, tmp_path: Path
+) -> None:
+    ended = threading.Event()
+    path, thread = _record_live(tmp_path, ended)
+    try:
+        time.sleep(1.0)
+        with served(tmp_path) as url:
+            someone = Reader(browser, url)
+            someone.page.goto(url)
+            someone.page.wait_for_selector("#bar .status.recording")
+            held = []
+
+            def hold(route: Any) -> None:
+                asked = route.request.post_data_json["inputs"][0]["value"]
+                if not asked["bar"] and not held:
+                    held.append(asked["panels"])
+                    ended.set()
+                    thread.join()
+                    update_manifest(path, lambda manifest: sealed(manifest, {}, []))
+                    with httpx.Client(base_url=url, timeout=60) as client:
+                        until(lambda: not _ask(client, "/").json()["response"]["answer"]["data"]["live"])
+                route.continue_()
+
+            someone.page.route(re.compile("/_dash-update-component"), hold)
+            someone.page.wait_for_selector("#bar .status:not(.recording)")
+            assert held
             someone.close()
     finally:
         ended.set()

@@ -3,7 +3,7 @@
 (() => {
   "use strict";
 
-  const state = { busy: false, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null, asked: 0, quiet: 0 };
+  const state = { busy: false, whole: true, serial: 0, again: null, rest: [], path: null, search: null, theme: null, generation: 0, live: false, focus: null, asked: 0, quiet: 0 };
   const REST = 4;  // times as long as an answer took with all that follows it, before one asks how a run goes on
   const LONGEST_MS = 10_000;
   const root = document.documentElement;
@@ -33,6 +33,7 @@
     } else {
       split(question);
     }
+    state.whole = question.bar;
     if (question.bar) state.asked = performance.now();
     state.serial = question.serial;
     const turned = path !== state.path;
@@ -70,8 +71,8 @@
     }
     if (answer.serial !== state.serial) return window.dash_clientside.no_update;
     state.busy = false;
-    state.generation = answer.generation;
-    state.live = answer.live;
+    // What is drawn behind the rest may be of a later moment: that the run has grown, or ended, is not shown by it.
+    if (state.whole) Object.assign(state, { generation: answer.generation, live: answer.live });
     state.origin = answer.origin;
     state.window = answer.window;
     state.run = answer.run;
