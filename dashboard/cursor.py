@@ -60,12 +60,12 @@ class Cursor:
     def parse(cls, query: str) -> Cursor:
         """Read a URL's query, with or without `?`. Unknown names are left alone. Raises UsageError."""
         given = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=False, max_num_fields=100))
-        return cls(**{name: read(given[key], key) for key, (name, read, _) in _FIELDS.items() if key in given})
+        return cls(**{name: read(given[key], key) for key, (name, read) in _FIELDS.items() if key in given})
 
     def query(self, **changes: Any) -> str:
         """As a URL's query, with some fields changed. The theme is the reader's own and left out."""
         other = replace(self, **changes)
-        words = {key: write(getattr(other, name)) for key, (name, _, write) in _FIELDS.items() if name != "theme"}
+        words = {key: _written(getattr(other, name)) for key, (name, _) in _FIELDS.items() if name != "theme"}
         return "?" + urlencode({key: word for key, word in words.items() if word is not None})
 
     def href(self, path: str, **changes: Any) -> str:
@@ -121,19 +121,19 @@ def _written(value: object) -> str | None:
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_FIELDS: Mapping[str, tuple[str, Callable[[str, str], Any], Callable[[Any], str | None]]] = {
-    "run": ("run", _text, _written),
-    "rank": ("rank", _whole, _written),
-    "from": ("begin_ns", _whole, _written),
-    "to": ("end_ns", _whole, _written),
-    "last": ("last_s", _seconds, _written),
-    "at": ("at_ns", _whole, _written),
-    "pass": ("pass_number", _whole, _written),
-    "rid": ("rid", _text, _written),
-    "box": ("box", _box, _written),
-    "policy": ("policy", _text, _written),
-    "with": ("other", _text, _written),
-    "theme": ("theme", _theme, _written),
+_FIELDS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "run": ("run", _text),
+    "rank": ("rank", _whole),
+    "from": ("begin_ns", _whole),
+    "to": ("end_ns", _whole),
+    "last": ("last_s", _seconds),
+    "at": ("at_ns", _whole),
+    "pass": ("pass_number", _whole),
+    "rid": ("rid", _text),
+    "box": ("box", _box),
+    "policy": ("policy", _text),
+    "with": ("other", _text),
+    "theme": ("theme", _theme),
 }
-"""Name in a URL: field, reader, writer."""
-assert {name for name, _, _ in _FIELDS.values()} == {field.name for field in fields(Cursor)}
+"""Name in a URL: field, reader."""
+assert {name for name, _ in _FIELDS.values()} == {field.name for field in fields(Cursor)}
