@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +18,14 @@ from schedscope.recorder.run import default_log_dir, resolve_run
 
 PORT = 8500
 _SHORTEST = 8
+_NICENESS = 10
+"""It is a guest: a scheduler on the same machine goes first."""
 
 
 def dashboard(
     run: Annotated[
         str | None, Parameter(help="Path, URL or name of a run to begin with; by default the newest.")
     ] = None,
-    /,
     *,
     log: LogDir = None,
     host: str = "127.0.0.1",
@@ -47,6 +49,7 @@ def dashboard(
         token = secrets.token_urlsafe(24)
     given: Path | None = resolve_run(run, log) if run is not None else None
     library = Library(log or default_log_dir(), given)
+    os.nice(_NICENESS)
     with serving(library, host, port, token) as server:
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{server.effective_port}/"

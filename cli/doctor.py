@@ -33,8 +33,8 @@ Names = Annotated[list[str] | None, Parameter(negative="")]
 
 
 def doctor(
-    *,
     run: RunName = None,
+    *,
     log: LogDir = None,
     only: Names = None,
     detector: Names = None,

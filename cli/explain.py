@@ -102,7 +102,7 @@ def one_pass(
 
 
 @app.command(name="run")
-def whole_run(*, run: RunName = None, log: LogDir = None, most: int = 10, json: Switch = False) -> int:
+def whole_run(run: RunName = None, *, log: LogDir = None, most: int = 10, json: Switch = False) -> int:
     """Say what all requests of a run waited for, and which requests cost others most.
 
     Parameters

@@ -19,7 +19,7 @@ LARGEST = 3
 """Columns that are named beside their table."""
 
 
-def inspect(run: RunName = None, /, *, log: LogDir = None, table: str | None = None, json: Switch = False) -> int:
+def inspect(run: RunName = None, *, log: LogDir = None, table: str | None = None, json: Switch = False) -> int:
     """Show what a run takes on disk: rows and bytes by table and column, segments, journals and gaps.
 
     Parameters

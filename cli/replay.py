@@ -72,7 +72,7 @@ def one_pass(
 
 @app.command(name="all")
 def every_pass(
-    *, run: RunName = None, log: LogDir = None, rank: int | None = None, jobs: int = 1, json: Switch = False
+    run: RunName = None, *, log: LogDir = None, rank: int | None = None, jobs: int = 1, json: Switch = False
 ) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 

@@ -18,7 +18,6 @@ from schedscope.recorder.run import default_log_dir, resolve_run
 
 def report(
     run: Annotated[str | None, Parameter(help="Path, URL or name of a run; by default the newest.")] = None,
-    /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("report.html"),
     log: LogDir = None,

@@ -8,7 +8,7 @@ from schedscope.cli.options import LogDir, RunName
 from schedscope.engine.errors import UsageError
 
 
-def tui(run: RunName = None, /, *, at: str = "", compare: str | None = None, log: LogDir = None) -> int:
+def tui(run: RunName = None, *, at: str = "", compare: str | None = None, log: LogDir = None) -> int:
     """Walk through a run: who waited in which pass, why, and what another policy would have done.
 
     Parameters

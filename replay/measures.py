@@ -69,7 +69,8 @@ WITH evictions AS ({evicted}), computed AS (
     LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
     LEFT JOIN computed c ON c.rank = s.rank AND c.step = s.step
 )
-SELECT *,
+SELECT * REPLACE (coalesce(batch_is_full_pass, CASE WHEN gate = 'batch_is_full'
+        AND lag(step + count) OVER loop = step THEN lag(batch_is_full_pass) OVER loop END) AS batch_is_full_pass),
     coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns,
     coalesce(lead(CASE WHEN pass IS NOT NULL THEN ns END IGNORE NULLS) OVER loop,
         max(end_ns) OVER (PARTITION BY rank)) AS until_ns,

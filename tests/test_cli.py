@@ -298,6 +298,16 @@ def test_a_damaged_detail_is_named(run: Path, tmp_path: Path, capfd: pytest.Capt
     assert "not JSON" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["replay all", "doctor", "explain run", "inspect"])
+def test_a_run_is_named_by_its_place_or_by_its_option(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = str(ROOT / "sample_logs" / "sglang-cold-burst")
+    said = []
+    for naming in ([sample], ["--run", sample]):
+        assert main([*words.split(), *naming]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
 def test_help_of_every_command() -> None:
     for words in (
         [],

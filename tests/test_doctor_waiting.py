@@ -124,7 +124,8 @@ def test_a_limit_ends_passes_although_memory_is_free(tmp_path: Path) -> None:
     assert finding.severity is Severity.CRITICAL
     assert finding.checked[-1].helps
     short_of_memory = config.replace(max_total_tokens=250, max_running_requests=256)
-    assert not found(play(tmp_path, short_of_memory, arrivals), "budget_limit")
+    # In the step in which a mark goes that memory had set, neither.
+    assert not found(play(tmp_path, short_of_memory, arrivals), "budget_limit", share=0.0, free=0.0, seconds=0.0)
     chunked = SchedulerConfig(max_total_tokens=20_000, chunked_prefill_size=16)
     finding = the(play(tmp_path, chunked, arrivals), "budget_limit")
     assert "--chunked-prefill-size 16" in finding.title
