@@ -195,8 +195,11 @@ class Look(NamedTuple):
     """`worst`: it cost the request most; `admitted`: it let it in; `last`: the last one it waited in; `grew`, `fell`:
     its cached prefix did most between the pass before and this one."""
     number: int
+    configured: str
     active: str
     """The policy that sorted."""
+    fallback: str | None
+    """Why it was not the configured one."""
     place: Place
     queue_len: int
     ending: Ending
@@ -500,7 +503,7 @@ def explain_request(run: Run, rid: str, rank: int | None = None) -> RequestExpla
             found = explain_moment(replayer, moment, heard, rid)
             place = found.place_of(rid)
             assert place is not None
-            about = (found.number, found.active, place, len(found.places))
+            about = (found.number, found.configured, found.active, found.fallback, place, len(found.places))
             looks.append(Look(why, *about, found.ending, found.pool, found.mark_after))
             looked[found.number] = place.origin, list(heard.evictions)
     except (RunFormatError, RunNotFoundError, DivergenceError) as error:

@@ -436,6 +436,8 @@ def look_lines(look: Look) -> list[str]:
     """What a pass says about the request."""
     place = look.place
     lines = [place_words(place, look.ending)]
+    if look.fallback is not None:
+        lines.append(f"sorted by {policy_words(look)}")
     if place.against is not None:
         lines.append(against_words(place.against))
     held = held_words(place)
@@ -526,14 +528,18 @@ def _stopped(ending: Ending) -> str:
     return ending_words(ending).replace("stands before it and did", "did")
 
 
+def policy_words(found: PassExplanation | Look) -> str:
+    """The policy that sorted, and why it was not the configured one."""
+    if found.fallback is None:
+        return found.active
+    return f"{found.configured} running as {found.active} ({FALLBACKS[found.fallback]})"
+
+
 def pass_policy(found: PassExplanation) -> str:
     """Policy and budgets."""
-    policy = found.active
-    if found.fallback is not None:
-        policy = f"{found.configured} running as {found.active} ({FALLBACKS[found.fallback]})"
     left = found.budget
     chunk = "no chunking" if left.chunk is None else f"chunk {number(left.chunk)}"
-    return f"policy {policy}; memory {number(left.total)} after output reserves, prefill {number(left.input)}, {chunk}"
+    return f"policy {policy_words(found)}; memory {number(left.total)} after output reserves, prefill {number(left.input)}, {chunk}"
 
 
 # ---- a run's ledger ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crafted import Arrival, ask, play, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedscope.cli.main import main
@@ -479,3 +480,13 @@ def test_what_a_policy_did_not_look_up_is_not_claimed(tmp_path: Path) -> None:
                 refused += 1
                 assert any(line.startswith("not looked up") or "last looked up" in line for line in look_lines(look))
     assert refused > 0
+
+
+def test_a_request_is_told_that_its_pass_fell_back(tmp_path: Path) -> None:
+    config = SchedulerConfig(schedule_policy="lpm", max_running_requests=2, max_total_tokens=20_000)
+    arrivals = [Arrival(0.0, ask(f"r{n}", prompt(40, n), new=2)) for n in range(132)]
+    run = play(tmp_path, config, arrivals)
+    early, late = (explain_request(run, rid).looks[-1] for rid in ("r2", "r131"))
+    assert "sorted by lpm running as fcfs (too many waiting requests: neither matched nor sorted)" in look_lines(early)
+    assert (late.active, late.fallback) == ("lpm", None)
+    assert not any("running as" in line for line in look_lines(late))
