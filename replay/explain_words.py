@@ -539,7 +539,8 @@ def pass_policy(found: PassExplanation) -> str:
     """Policy and budgets."""
     left = found.budget
     chunk = "no chunking" if left.chunk is None else f"chunk {number(left.chunk)}"
-    return f"policy {policy_words(found)}; memory {number(left.total)} after output reserves, prefill {number(left.input)}, {chunk}"
+    memory = f"memory {number(left.total)} after output reserves"
+    return f"policy {policy_words(found)}; {memory}, prefill {number(left.input)}, {chunk}"
 
 
 # ---- a run's ledger ------------------------------------------------------------------------------------------
