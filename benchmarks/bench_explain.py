@@ -1,6 +1,6 @@
 """How long an explanation takes in a long run, and whether it adds up.
 
-    python benchmarks/bench_explain.py [--passes N] [--requests N] [--run FOLDER] [--json FILE]
+    python benchmarks/bench_explain.py [--passes N] [--requests N] [--keep FOLDER] [--json FILE]
 
 See README.md in this folder for what is recorded and what the figures mean.
 """
@@ -119,13 +119,13 @@ def _command_s(words: Sequence[str]) -> float:
 def main() -> None:
     """Measure and print."""
     options = _options()
-    folder = options.run or Path(tempfile.mkdtemp(prefix="schedscope-bench-"))
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="schedscope-bench-"))
     try:
         runs = sorted(folder.glob("*/manifest.json"))
         path = runs[-1].parent if runs else record(folder, options.passes)
         figures = measure(path, options.requests)
     finally:
-        if options.run is None:
+        if options.keep is None:
             shutil.rmtree(folder)
     print(f"{figures['passes']:,} passes, {figures['requests']:,} requests; milliseconds")
     print(f"{'':22}{'calls':>7}{'p50':>9}{'p99':>9}{'max':>9}{'CPU p50':>9}{'CPU max':>9}")
@@ -142,7 +142,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=100_000, help="passes to record")
     parser.add_argument("--requests", type=int, default=50, help="requests and passes to explain")
-    parser.add_argument("--run", type=Path, help="keep the run in this folder, or use the one that is there")
+    parser.add_argument("--keep", type=Path, help="keep the run in this folder, or use the one that is there")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
 

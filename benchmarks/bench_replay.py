@@ -1,6 +1,6 @@
 """How fast a recording is rebuilt and verified, against SGLang's own `calc_priority` over the same passes.
 
-    python benchmarks/bench_replay.py [--passes N] [--at N] [--jobs N] [--run FOLDER] [--json FILE]
+    python benchmarks/bench_replay.py [--passes N] [--at N] [--jobs N] [--keep FOLDER] [--json FILE]
 
 See README.md in this folder for what is recorded and what the figures mean.
 """
@@ -293,7 +293,7 @@ def main() -> int:
     parser.add_argument("--at", type=int, default=100, help="random passes to rebuild")
     parser.add_argument("--race", type=int, default=2_000, help="passes to verify against SGLang")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="also verify with so many processes")
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="keep the run here, or use the one that is here")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run here, or use the one that is here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     if sglang_order is None:

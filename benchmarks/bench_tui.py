@@ -1,6 +1,6 @@
 """How long the terminal debugger takes to open a long run, and to show another place.
 
-    python benchmarks/bench_tui.py [--passes N] [--run FOLDER] [--json FILE]
+    python benchmarks/bench_tui.py [--passes N] [--run RUN] [--json FILE]
 
 See README.md in this folder for what is measured.
 """
