@@ -116,7 +116,7 @@ class Base(App[None]):
         self._timeline_took = 0.0
         self._keys_pressed = 0
         self._touched = 0.0
-        """When there was a key, or the mouse was moved, last."""
+        """When there was a key, the mouse was moved, or another place was gone to, last."""
         self._said: int | None = None
         """Keys that were pressed when something was said that still stands."""
 

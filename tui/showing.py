@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.text import Text
 from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
@@ -41,6 +43,8 @@ class Showing(Base):
         if jump and (cursor != self.cursor or (view or self.view) != self.view):
             self.places.leave(Place(self.cursor, self.view))
         before, self.cursor = self.cursor, cursor
+        if not self.following:
+            self._touched = time.monotonic()
         if view is not None and view != self.view:
             self.view = view
             self._show_view()
