@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from schedscope.recorder.files import Within
+from schedscope.recorder.files import Within, picked
 from schedscope.recorder.parts import Part
 from schedscope.replay.columns import packed_lists, values_of
 
@@ -35,11 +35,12 @@ class Sequences:
             self._take_in(rows)
 
     def _take_in(self, rows: pa.Table) -> None:
+        rid = rows.column("rid")
         begins = pc.equal(rows.column("position"), 0)
-        arrived = pc.and_(begins, pc.is_in(rows.column("seq"), self._wanted))
+        arrived = rid.filter(pc.and_(begins, pc.is_in(rows.column("seq"), self._wanted)))
         # An rid may come again: all that begin under one of these are looked at, few of them in vain.
-        rids = pa.concat_arrays([pa.array(self._growing, pa.string()), *rows.filter(arrived).column("rid").chunks])
-        rows = rows.filter(pc.is_in(rows.column("rid"), rids))
+        rids = pa.concat_arrays([pa.array(self._growing, pa.string()), *arrived.chunks])
+        rows = picked(rows, pc.is_in(rid, rids))
         columns = (values_of(rows.column(name)) for name in _COLUMNS[:3])
         for tick, rid, position, ids in zip(*columns, packed_lists(rows.column("ids")), strict=True):
             if position == 0:
