@@ -80,14 +80,18 @@ class Wanted(NamedTuple):
     """And for what stands above them."""
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> Wanted:
+    def parse(cls, given: Any) -> Wanted:
         """Raises UsageError."""
+        if not isinstance(given, dict):
+            raise UsageError("a question of the dashboard is an object")
         cursor = Cursor.parse(str(given.get("search", "")))
         if given.get("theme") in ("dark", "light"):
             cursor = replace(cursor, theme=given["theme"])
         named = given.get("panels")
+        generation = given.get("generation") or 0
+        if not isinstance(named, list | None) or not isinstance(generation, int):
+            raise UsageError("a question names panels in a list, and a generation by its number")
         panels = None if named is None else tuple(str(name) for name in named)
-        generation = int(given.get("generation") or 0)
         return cls(str(given.get("path", "/")), cursor, generation, panels, bool(given.get("bar", True)))
 
 
@@ -122,6 +126,7 @@ def make_app(library: Library, token: str | None = None) -> Dash:
     _ask(app, library)
     server: flask.Flask = app.server
     protect(server, token)
+    _check_questions(app, server)
     _headers(app, server)
     make_light(server)
     _more_routes(server, library)
@@ -144,6 +149,23 @@ def _headers(app: Dash, server: flask.Flask) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "same-origin"
         return response
+
+
+def _check_questions(app: Dash, server: flask.Flask) -> None:
+    """What none of the pages here would ask is said to be wrong before Dash stumbles over it."""
+
+    @server.before_request
+    def check() -> flask.Response | None:
+        if flask.request.endpoint != f"{app.config.routes_pathname_prefix}_dash-update-component":
+            return None
+        asked = flask.request.get_json(silent=True)
+        if (
+            isinstance(asked, dict)
+            and isinstance(asked.get("inputs"), list)
+            and str(asked.get("output")) in app.callback_map
+        ):
+            return None
+        return flask.Response("not a question that this dashboard's pages ask\n", 400, mimetype="text/plain")
 
 
 def _more_routes(server: flask.Flask, library: Library) -> None:

@@ -302,6 +302,39 @@ def test_other_web_pages_may_link_here_and_no_more(library: Library) -> None:
     assert "frame-ancestors 'none'" in client.get("/").headers["Content-Security-Policy"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"output": "a.b", "inputs": []}',
+        b'{"output": ["answer.data"], "inputs": []}',
+        b'{"output": "answer.data"}',
+    ],
+)
+def test_what_no_page_asks_is_refused(library: Library, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    answer = _client(library).post("/_dash-update-component", data=body, content_type="application/json")
+    assert (answer.status_code, answer.text) == (400, "not a question that this dashboard's pages ask\n")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("given", ["x", [], {"panels": "all"}, {"generation": "new"}, {"search": "?last=x"}])
+def test_a_question_that_cannot_be_is_answered_in_words(
+    library: Library, given: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {
+        "output": "answer.data",
+        "outputs": {"id": "answer", "property": "data"},
+        "inputs": [{"id": "question", "property": "data", "value": given}],
+        "changedPropIds": ["question.data"],
+    }
+    answer = _client(library).post("/_dash-update-component", json=body)
+    assert answer.status_code == 200
+    assert "Something in the address of this view can" in answer.text
+    assert not caplog.records
+
+
 def test_elsewhere_a_token_is_needed_for_everything(library: Library) -> None:
     client = _client(library, TOKEN)
     for path in ("/", "/metrics", "/report.html", "/_dash-layout", "/assets/view.js", "/?token=wrong"):
