@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 from schedscope.replay.describe import printable
-from schedscope.replay.finding import Finding
+from schedscope.replay.finding import Finding, span
 from schedscope.replay.palette import GREY, SEVERITIES, VERDICTS
 from schedscope.tui.cursor import Cursor, Place
 from schedscope.tui.grid import Column, Grid
 from schedscope.tui.linked import Line, Link, Linked, Span
-from schedscope.tui.look import Look, seconds
+from schedscope.tui.look import Look
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
@@ -50,7 +50,7 @@ class FindingsView(Vertical):
         self.say(
             f"{count} finding{'s' * (count != 1)}" + ("   enter: go to the evidence   tab: all of it" if count else "")
         )
-        columns = [Column("", 8), Column("costs", 8, right=True), Column("detector", 18), Column("what", 0)]
+        columns = [Column("", 8), Column("costs", 10, right=True), Column("detector", 18), Column("what", 0)]
         self.query_one(Grid).fill(columns, count, self._cells, 0)
         self._details(0)
 
@@ -72,7 +72,7 @@ class FindingsView(Vertical):
         assert self.findings is not None
         found = self.findings[row]
         colour = self.look_.of(SEVERITIES, str(found.severity))
-        cost = seconds(found.cost_s) if found.cost_s else ""
+        cost = span(found.cost_s) if found.cost_s else ""
         return [Text(str(found.severity), colour), Text(cost), Text(found.detector), Text(printable(found.title))]
 
 
