@@ -24,7 +24,8 @@ import traffic
 from bench_replay import add_checkpoints
 from schedscope.recorder.compact import tidy
 from schedscope.recorder.run import Run
-from schedscope.replay.explain import explain_pass, explain_request
+from schedscope.replay.explain_pass import explain_pass
+from schedscope.replay.explain_request import explain_request
 from schedscope.replay.ledger import request_ledger, run_ledger
 
 POLICY = "lpm"

@@ -10,8 +10,9 @@ from schedscope.cli.options import LogDir, RunName, Switch
 from schedscope.cli.output import console, print_json
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import printable
-from schedscope.replay.explain import PassExplanation, RequestExplanation, explain_pass, explain_request
 from schedscope.replay.explain_json import pass_json, request_json, run_json
+from schedscope.replay.explain_pass import explain_pass
+from schedscope.replay.explain_request import explain_request
 from schedscope.replay.explain_words import (
     change_words,
     count,
@@ -31,6 +32,7 @@ from schedscope.replay.explain_words import (
     stay_words,
     total_words,
 )
+from schedscope.replay.explanation import PassExplanation, RequestExplanation
 from schedscope.replay.ledger import CAUSES, RunLedger, run_ledger
 
 app = App(name="explain", help="Say why a request waited, or why a pass came out as it did.")

@@ -9,7 +9,9 @@ from schedscope.dashboard.library import Pending
 from schedscope.engine.errors import ConfigError, UsageError
 from schedscope.engine.ordering import POLICIES
 from schedscope.recorder.run import Run
-from schedscope.replay.explain import PassExplanation, RequestExplanation, explain_pass, explain_request
+from schedscope.replay.explain_pass import explain_pass
+from schedscope.replay.explain_request import explain_request
+from schedscope.replay.explanation import PassExplanation, RequestExplanation
 from schedscope.replay.moment import Moment
 from schedscope.replay.redecide import Redecided, redecide
 from schedscope.replay.replayer import Replayer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedscope.replay.explain import PassExplanation, RequestExplanation
 from schedscope.replay.explain_words import flip_words, pass_sentence, request_sentence, run_sentence
+from schedscope.replay.explanation import PassExplanation, RequestExplanation
 from schedscope.replay.flip import Flip
 from schedscope.replay.ledger import RequestLedger, RunLedger
 

@@ -10,17 +10,7 @@ from typing import Any
 
 from schedscope.engine.verdict import Reason
 from schedscope.replay.describe import ENDINGS, FALLBACKS, FOLD_FROM, STOPS, number, printable, verdict_words
-from schedscope.replay.explain import (
-    Against,
-    Change,
-    Ending,
-    Look,
-    Mark,
-    PassExplanation,
-    Place,
-    Pool,
-    short_of,
-)
+from schedscope.replay.explanation import Against, Change, Ending, Look, Mark, PassExplanation, Place, Pool, short_of
 from schedscope.replay.flip import Flip
 from schedscope.replay.ledger import CAUSES, CauseTotal, CostliestMark, Part, RequestLedger, RunLedger, Span
 from schedscope.replay.provenance import Origin

@@ -29,7 +29,8 @@ from schedscope.engine.view import Chunked, Running, View, Waiting
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.run import Run
-from schedscope.replay.explain import PassExplanation, explain_pass, explain_request
+from schedscope.replay.explain_pass import explain_pass
+from schedscope.replay.explain_request import explain_request
 from schedscope.replay.explain_words import (
     flip_words,
     look_lines,
@@ -38,6 +39,7 @@ from schedscope.replay.explain_words import (
     pass_sentence,
     request_sentence,
 )
+from schedscope.replay.explanation import PassExplanation
 from schedscope.replay.flip import Flip, Situation, find_flip, find_flips, holds, situation_of, under_policies
 from schedscope.replay.ledger import request_ledger
 from schedscope.replay.replayer import Replayer

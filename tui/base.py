@@ -10,7 +10,7 @@ from rich.text import Text
 from schedscope.recorder.parts import PassRange
 from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
-from schedscope.replay.explain import PassExplanation
+from schedscope.replay.explanation import PassExplanation
 from schedscope.replay.page import Page
 from schedscope.replay.palette import SEVERITIES, VERDICTS
 from schedscope.replay.series import Timeline

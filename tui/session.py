@@ -16,7 +16,8 @@ from schedscope.recorder.parts import PassRange
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.doctor import examine
-from schedscope.replay.explain import PassExplanation, explain_moment
+from schedscope.replay.explain_pass import explain_moment
+from schedscope.replay.explanation import PassExplanation
 from schedscope.replay.finding import Finding
 from schedscope.replay.ledger import RequestLedger, request_ledger
 from schedscope.replay.moment import decide_again

@@ -7,7 +7,7 @@ import time
 from rich.text import Text
 from schedscope.replay.anomalies import Anomaly
 from schedscope.replay.describe import printable
-from schedscope.replay.explain import PassExplanation
+from schedscope.replay.explanation import PassExplanation
 from schedscope.replay.page import Page
 from schedscope.replay.palette import GREY, SEVERITIES, VERDICTS
 from schedscope.replay.series import Timeline

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from schedscope.engine.verdict import Reason, Verdict
 from schedscope.replay.describe import FALLBACKS, number, printable, verdict_words
-from schedscope.replay.explain import PassExplanation
-from schedscope.replay.explain import Place as ExplainedPlace
 from schedscope.replay.explain_words import (
     against_words,
     cause_words,
@@ -21,6 +19,8 @@ from schedscope.replay.explain_words import (
     pool_words,
     where_words,
 )
+from schedscope.replay.explanation import PassExplanation
+from schedscope.replay.explanation import Place as ExplainedPlace
 from schedscope.replay.ledger import Part, RequestLedger
 from schedscope.replay.page import Candidate, Page
 from schedscope.replay.palette import CAUSES, GATES, GREY, POLICIES, VERDICTS
