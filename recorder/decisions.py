@@ -15,7 +15,7 @@ import msgspec
 from schedscope.engine.dedup import Duplicate
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.verdict import Verdict
-from schedscope.recorder.rows import Decided, Row, key_text
+from schedscope.recorder.rows import Decided, Row, key_texts
 
 _decode = msgspec.msgpack.Decoder(Decided).decode
 
@@ -135,7 +135,7 @@ def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
     if waiting:
         texts: list[Any] = [None if told.names is None else "[]"] * waiting
         if told.keys:
-            texts = list(map(key_text, zip(*told.keys, strict=True)))
+            texts = list(key_texts(told.keys))
         rids += map(told.rids.__getitem__, positions)
         prefix_lens += map(told.prefix_lens.__getitem__, positions)
         matched += map(told.matched.__getitem__, positions)

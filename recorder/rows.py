@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ import msgspec
 from schedscope.engine.budget import Remaining
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
-from schedscope.engine.dedup import Duplicate
 from schedscope.engine.delayer import Negotiation
+from schedscope.engine.dedup import Duplicate
 from schedscope.engine.ordering import Key, Keys
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.verdict import Result, Verdict
@@ -31,6 +31,7 @@ from schedscope.engine.view import View, Waiting
 Row = tuple[Any, ...]
 
 _encode = msgspec.msgpack.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 _RID, _PREFIX_LEN, _MATCHED = (itemgetter(Waiting._fields.index(name)) for name in ("rid", "prefix_len", "matched"))
 
 
@@ -180,7 +181,25 @@ def telling(names: tuple[str, ...]) -> tuple[str, ...]:
 def key_text(values: Sequence[Any]) -> str:
     """The values of `key_fields` as a JSON array; infinite numbers, which JSON lacks, as "inf" and "-inf"."""
     text = msgspec.json.encode(values).decode()
-    return text if "null" not in text else json.dumps(finite(values), separators=(",", ":"))
+    return text if "null" not in text else _spelled(_encode(values))
+
+
+def key_texts(columns: Sequence[Sequence[Any]]) -> list[str]:
+    """`key_text` of many keys, a column per field: a call for each would take most of the time of making rows."""
+    keys = list(zip(*columns, strict=True))
+    lines = _encode_lines(keys).decode()
+    texts = lines.split("\n")[:-1]
+    if "null" not in lines:
+        return texts
+    return [_spelled(_encode(key)) if "null" in text else text for key, text in zip(keys, texts, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _spelled(packed: bytes) -> str:
+    """A key, packed, with infinite numbers as text. Most of a queue may have the same one. Unlike the values
+    themselves, what is packed is equal only if their texts are: 0.0 is not -0.0 there, and 1 is not 1.0.
+    """
+    return json.dumps(finite(msgspec.msgpack.decode(packed)), separators=(",", ":"))
 
 
 def finite(value: Any) -> Any:
