@@ -46,11 +46,16 @@ class Herd:
 class Member:
     """A request in its herd. What two of them share follows from what each shares with the reference."""
 
-    __slots__ = ("answers", "herd", "next", "request", "shared_len")
+    __slots__ = ("answer", "answers", "follows", "herd", "next", "number", "request", "shared_len")
 
-    def __init__(self, request: Waiting, herd: Herd) -> None:
+    def __init__(self, request: Waiting, herd: Herd, number: int) -> None:
         self.request = request
         self.herd = herd
+        self.number = number
+        """Its own among all there ever were."""
+        self.follows = 0
+        """The number of the leader for which it got its last answer."""
+        self.answer: Duplicate | None = None
         self.answers: dict[int, Duplicate] = {}
         """What followers were told, by tokens shared."""
         self.compare()
@@ -75,6 +80,7 @@ class Herds:
     def __init__(self) -> None:
         self._head_bytes = 0
         self._herds: dict[tuple[bytes, bytes], Herd] = {}
+        self._joined = 0
         self._members: dict[int, Member] = {}
         """By the identity of the request, which a member keeps alive."""
 
@@ -93,10 +99,7 @@ class Herds:
                 continue
             leader = leaders.setdefault(member.herd, member)
             if leader is not member:
-                length = self._shared(member, leader)
-                found[i] = leader.answers.get(length) or leader.answers.setdefault(
-                    length, Duplicate(leader.request.rid, length)
-                )
+                found[i] = member.answer if member.follows == leader.number else self._follow(member, leader)
         if len(known) > 2 * len(queue) + _MAX_STALE:
             self._members = {id(request): known[id(request)] for request in queue if id(request) in known}
             self._herds = {member.herd.head: member.herd for member in self._members.values()}
@@ -110,8 +113,15 @@ class Herds:
         herd = self._herds.get(head)
         if herd is None:
             herd = self._herds[head] = Herd(head, request.tokens)
-        member = self._members[id(request)] = Member(request, herd)
+        self._joined += 1
+        member = self._members[id(request)] = Member(request, herd, self._joined)
         return member
+
+    def _follow(self, member: Member, leader: Member) -> Duplicate:
+        length = self._shared(member, leader)
+        answer = leader.answers.get(length) or leader.answers.setdefault(length, Duplicate(leader.request.rid, length))
+        member.follows, member.answer = leader.number, answer
+        return answer
 
     def _shared(self, member: Member, leader: Member) -> int:
         """Tokens that two of a herd share."""

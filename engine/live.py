@@ -36,6 +36,7 @@ class Live:
         "request",
         "retracted",
         "retractions",
+        "rid",
         "row",
         "space",
         "to_finish",
@@ -44,10 +45,11 @@ class Live:
 
     def __init__(self, request: Request, priority: int) -> None:
         self.request = request
+        self.rid = request.rid
         self.priority = priority
         self.space = namespace(request.extra_key, request.cache_salt)
         self._tokens = request.prompt
-        self._said = bytearray()
+        self._said: array[int] = array("i")
         """Output tokens that are not in `_tokens` yet: a long sequence isn't copied for each of them."""
         self.prompt_len = request.prompt_len
         self.output_len = 0
@@ -81,11 +83,6 @@ class Live:
         self.preemptions = 0
 
     @property
-    def rid(self) -> str:
-        """The request's id."""
-        return self.request.rid
-
-    @property
     def length(self) -> int:
         """Prompt and output, tokens."""
         return self.prompt_len + self.output_len
@@ -94,16 +91,16 @@ class Live:
     def tokens(self) -> bytes:
         """Prompt and output, packed; the same object until it grows."""
         if self._said:
-            self._tokens += self._said
-            self._said.clear()
+            self._tokens += tokens.encode(self._said)
+            del self._said[:]
         return self._tokens
 
     @tokens.setter
     def tokens(self, sequence: bytes) -> None:
         self._tokens = sequence
-        self._said.clear()
+        del self._said[:]
 
     def append(self, token: int) -> None:
         """Take one output token."""
-        self._said += token.to_bytes(tokens.TOKEN_BYTES, "little", signed=True)
+        self._said.append(token)
         self.output_len += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from schedscope.engine.batch import Batch, InFlight
+from schedscope.engine.batch import Batch, InFlight, Member
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import Report
@@ -217,29 +217,28 @@ class Scheduler:
         for member, token in taken:
             live = member.live
             live.append(token)
-            if live.output_len == 1:
-                self.tracer.on_event(Event("first_token", now, live.rid))
-            finish = finishes.get(live.rid)
-            if live.to_finish is not None:
-                finish = Finish("abort", live.to_finish)
-            if finish is not None:
-                live.finished = True
-                state.release(live, checkpoint=True)
-                self.tracer.on_event(
-                    Event(
-                        "finish",
-                        now,
-                        live.rid,
-                        live.output_len,
-                        detail={"kind": finish.kind, "detail": finish.detail},
-                    )
-                )
-                self._end(live, finish)
-            elif not member.decode:
-                state.checkpoint(live, member.end)
-                node = live.lock.id if live.lock is not None else None
-                self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
+            # Most decode on, and nothing else happens to them: this is all that is done for most tokens there are.
+            if live.rid in finishes or live.to_finish is not None or not member.decode or live.output_len == 1:
+                self._take_in(member, finishes.get(live.rid), now)
         self.tracer.on_committed(state)
+
+    def _take_in(self, member: Member, finish: Finish | None, now: float) -> None:
+        """What a token that was taken in leads to: the request's end, or its place in the cache."""
+        live = member.live
+        if live.output_len == 1:
+            self.tracer.on_event(Event("first_token", now, live.rid))
+        if live.to_finish is not None:
+            finish = Finish("abort", live.to_finish)
+        if finish is not None:
+            live.finished = True
+            self.state.release(live, checkpoint=True)
+            detail = {"kind": finish.kind, "detail": finish.detail}
+            self.tracer.on_event(Event("finish", now, live.rid, live.output_len, detail=detail))
+            self._end(live, finish)
+        elif not member.decode:
+            self.state.checkpoint(live, member.end)
+            node = live.lock.id if live.lock is not None else None
+            self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
 
     def look(self, now: float, reports: tuple[Report, ...] = ()) -> View:
         """What the next step, at the same `now`, will decide on. Looking twice changes nothing."""

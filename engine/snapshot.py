@@ -26,7 +26,9 @@ from schedscope.engine.tracer import Tracer
 _REQUEST_FACTS = ("rid", "priority", "routing_key", "extra_key", "cache_salt")
 _SAMPLING_FACTS = SamplingParams.__slots__
 _LIVE_FACTS = tuple(
-    name for name in Live.__slots__ if name not in {"_said", "_tokens", "lock", "request", "row", "space", "waiting"}
+    name
+    for name in Live.__slots__
+    if name not in {"_said", "_tokens", "lock", "request", "rid", "row", "space", "waiting"}
 )
 """What is kept as it is; the rest follows from the request, is tokens, or is slots."""
 _STATE_FACTS = (

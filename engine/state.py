@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -30,6 +31,10 @@ from schedscope.engine.radix import Evicted, Match, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.verdict import Verdict
 from schedscope.engine.view import Chunked, Running, View, Waiting
+
+# Without the step through Python that takes most of the time: these are made for every request in every step.
+_member: Callable[[tuple[object, ...]], Member] = partial(tuple.__new__, Member)
+_running: Callable[[tuple[object, ...]], Running] = partial(tuple.__new__, Running)
 
 QUEUE_FULL = "The request queue is full."
 OUTRANKED = "The request is aborted by a higher priority request."
@@ -122,7 +127,7 @@ class SchedulerState:
         """What a decision may read, frozen."""
         return View(
             queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
-            running=tuple([self._running(live) for live in self.running]),
+            running=self._running(),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -166,21 +171,27 @@ class SchedulerState:
         )
         return live.waiting
 
-    def _running(self, live: Live) -> Running:
-        request, page = live.request, self.config.page_size
-        sampling = request.sampling
-        return Running(  # by position, which is faster: this runs for every request in every pass
-            request.rid,
-            live.prompt_len,
-            live.output_len,
-            sampling.max_new_tokens,
-            sampling.ignore_eos,
-            live.priority,
-            request.routing_key,
-            live.entry_time,
-            live.finished,
-            -(-len(live.row) // page) * page - live.protected_len,
-            live.lock,
+    def _running(self) -> tuple[Running, ...]:
+        page = self.config.page_size
+        return tuple(
+            [
+                _running(
+                    (
+                        live.rid,
+                        live.prompt_len,
+                        live.output_len,
+                        (sampling := live.request.sampling).max_new_tokens,
+                        sampling.ignore_eos,
+                        live.priority,
+                        live.request.routing_key,
+                        live.entry_time,
+                        live.finished,
+                        -(-len(live.row) // page) * page - live.protected_len,
+                        live.lock,
+                    )
+                )
+                for live in self.running
+            ]
         )
 
     def _chunked(self) -> Chunked | None:
@@ -267,13 +278,12 @@ class SchedulerState:
             return None
 
         by_rid = {live.rid: live for live in self.queue}
-        self.queue = []
-        for request in plan.ordering.ranked.requests:
-            live = by_rid[request.rid]
+        requests = plan.ordering.ranked.requests
+        self.queue = [by_rid[request.rid] for request in requests]
+        for live, request in zip(self.queue, requests, strict=True):
             if live.waiting is not request:
                 live.waiting = request
                 live.prefix_len, live.matched = request.prefix_len, request.matched
-            self.queue.append(live)
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
         self.cache.touch_many(plan.ordering.touches)
@@ -507,6 +517,6 @@ class SchedulerState:
         members = []
         for live in lives:
             start = live.kv_len
-            live.kv_len = start + 1
-            members.append(Member(live, start, start + 1, True, False))
+            live.kv_len = end = start + 1
+            members.append(_member((live, start, end, True, False)))
         return members
