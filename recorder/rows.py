@@ -21,8 +21,8 @@ import msgspec
 from schedscope.engine.budget import Remaining
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
-from schedscope.engine.delayer import Negotiation
 from schedscope.engine.dedup import Duplicate
+from schedscope.engine.delayer import Negotiation
 from schedscope.engine.ordering import Key, Keys
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.verdict import Result, Verdict
