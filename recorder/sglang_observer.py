@@ -203,7 +203,7 @@ class Observer:
             self._lives[rid].preemptions += 1
             self.tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))
         for verdict in made.verdicts:
-            if verdict.admitted:
+            if verdict.extend_len is not None:
                 live = self._lives.get(verdict.rid)
                 if live is not None and live.output_len == 0 and verdict.result is not Result.CHUNK:
                     live.cached_tokens = verdict.prefix_len
@@ -228,8 +228,8 @@ class Observer:
         extend = (batch.extend_num_tokens or 0) if batch is not None else 0
         kind = "none" if batch is None else _KINDS.get(batch.forward_mode.name, "decode")
         row = self._row(kind, running, extend)
-        row.gate, row.pass_number = self._gate, self._forms_pass
-        if row.gate is None and row.pass_number is None:
+        row.gate, row.pass_ = self._gate, self._forms_pass
+        if row.gate is None and row.pass_ is None:
             row.gate = "queue_empty"
         if batch is not None:
             row.batch_tokens = len(batch.reqs) if kind == "decode" else extend
@@ -292,11 +292,11 @@ class Observer:
         row, self._idle = self._idle, None
         if row is None:
             return
-        row.turns, self._idle_turns = self._idle_turns, 0
+        row.count, self._idle_turns = self._idle_turns, 0
         # The turn itself resets this, once it is told.
         row.new_token_ratio = self._scheduler.new_token_ratio_tracker.current
         self.tracer.idle(row)
-        self._step += row.turns
+        self._step += row.count
 
     def computed(self, batch: Batch) -> None:
         """After a batch's results were taken in."""

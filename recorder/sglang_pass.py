@@ -30,7 +30,9 @@ Batch = Any
 _UNHELD = Duplicate(None, 0)
 """Held back; for whom is not known."""
 _RESULTS = {result.value: result for result in Result}
+_GOING_ON = (Result.CONTINUE, Result.CHUNK)
 _rid = attrgetter("rid")
+_output_ids = attrgetter("output_ids")
 _protected = attrgetter("kv.cache_protected_len")
 _allocated = attrgetter("kv.kv_allocated_len")
 
@@ -179,7 +181,7 @@ class PassWatch:
         delayer = scheduler.prefill_delayer
         return Observed(
             running=list(map(_rid, running)),
-            output_lens=[len(req.output_ids) for req in running],
+            output_lens=list(map(len, map(_output_ids, running))),
             finished=[place for place, req in enumerate(running) if req.finished_reason is not None],
             protected=list(map(_protected, running)),
             allocated=list(map(_allocated, running)) if self._keeps_fills else [],
@@ -244,12 +246,13 @@ class PassWatch:
             self._pass.stop = self._stop(self._pass)
 
     def _stop(self, made: Pass) -> str:
-        looked = [verdict for verdict in made.verdicts if verdict.result is not Result.CHUNK]
-        if looked and looked[-1].result is not Result.CONTINUE:
-            return str(looked[-1].result)
-        if len(looked) == len(made.order):
+        verdicts = made.verdicts
+        last = verdicts[-1] if verdicts else None
+        if last is not None and last.result not in _GOING_ON:
+            return last.result.value
+        if len(verdicts) - (last is not None and verdicts[0].result is Result.CHUNK) == len(made.order):
             return "queue_end"
-        left = made.verdicts[-1].remaining if made.verdicts else made.before
+        left = made.before if last is None else last.remaining
         assert left is not None
         is_spent = left.input <= 0 or (left.chunk is not None and left.chunk <= 0)
         if is_spent and made.adder.budget_state().name == "OTHER":
@@ -309,11 +312,14 @@ class PassWatch:
         told = Decided(None, (), *made.looks, duplicates, positions, verdicts)
         scheduler = self._scheduler
         configured, chunked = scheduler.policy.policy.value, scheduler.chunked_req
+        fallback = None if configured == made.active else "queue_too_long"
+        if configured != self._config.schedule_policy:
+            fallback = "radix_cache_disabled"
         facts = PassFacts(
             now=now,
             configured=configured,
             active=made.active,
-            fallback=self._fallback(configured, made.active),
+            fallback=fallback,
             queue_len=count,
             running=len(seen.running),
             chunked_in=entered.chunked.rid if entered.chunked is not None else None,
@@ -334,11 +340,6 @@ class PassWatch:
         )
         decided_ns = time.monotonic_ns() - made.began_ns
         self._tracer.put_pass(made.number, made.seq, facts, told, decided_ns, seen)
-
-    def _fallback(self, configured: str, active: str) -> str | None:
-        if configured != self._config.schedule_policy:
-            return "radix_cache_disabled"
-        return "queue_too_long" if active != configured else None
 
 
 def _remaining(adder: Any, memory: int | None = None) -> Remaining:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from schedscope.engine.config import SchedulerConfig
-from schedscope.recorder.frame import SEEN
+from schedscope.recorder.frame import SEEN, encode
 from schedscope.recorder.hashing import block_size
 from schedscope.recorder.observed import Observed
 from schedscope.recorder.rows import Decided, PassFacts
@@ -19,8 +19,9 @@ class StepRow(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     seq: int = 0
     kind: str
     gate: str | None = None
-    pass_number: int | None = None
-    turns: int = 1
+    pass_: int | None = None
+    count: int = 1
+    """Turns that it stands for."""
     now: float
     start_ns: int
     end_ns: int = 0
@@ -66,7 +67,8 @@ class SourceTracer(RunTracer):
 
     def tick(self) -> int:
         """The moment at which a pass begins: what comes behind it is no input of the pass."""
-        return self._next_seq()
+        self._seq += 1
+        return self._seq
 
     def put_pass(self, number: int, seq: int, facts: PassFacts, told: Decided, decided_ns: int, seen: Observed) -> None:
         """Record a pass.
@@ -92,7 +94,9 @@ class SourceTracer(RunTracer):
         self._formed = row
         if row.committed is None:
             self.end_step()
-        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        if self._rows:  # what led to a forward is handed over before it: it may be long, or the last one
+            rows, self._rows = self._rows, {}
+            self._sink.write(encode(rows))
         if launches:
             self._launched_ns[row.step] = self._clock_ns()
 
@@ -107,7 +111,7 @@ class SourceTracer(RunTracer):
             row.forward_ns = self._forward_ns(row.committed, now_ns)
         row.record_ns, self.spent_ns = self.spent_ns, 0
         self._put("steps", row)
-        self._number = row.step + row.turns
+        self._number = row.step + row.count
 
     def idle(self, row: StepRow) -> None:
         """So many turns, from this step on, had nothing to do."""
