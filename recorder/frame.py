@@ -160,11 +160,16 @@ def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes
     return head + _CHECK.pack(checksum(head)) + payload
 
 
+def holds(sum_: int, data: bytes | memoryview) -> bool:
+    """Whether a checksum is that of these bytes. In runs of version 1 it is their CRC-32."""
+    return checksum(data) == sum_ or zlib.crc32(data) == sum_
+
+
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
     """The header at an offset. Raises ValueError unless a good one is there."""
     end = start + _HEADER.size
     mark, kind, passes, ordinal, length, sum_ = _HEADER.unpack_from(data, start)
-    if mark != MARK or _CHECK.unpack_from(data, end)[0] != checksum(memoryview(data)[start:end]):
+    if mark != MARK or not holds(_CHECK.unpack_from(data, end)[0], memoryview(data)[start:end]):
         raise ValueError("no frame starts here")
     return Header(Kind(kind), passes, ordinal, length, sum_)
 
@@ -190,7 +195,7 @@ def scan(data: bytes) -> Iterator[Frame | Damage]:
             yield Damage(start, len(data), header.ordinal, True)
             return
         payload = data[start + HEADER_BYTES : end]
-        if checksum(payload) == header.checksum:
+        if holds(header.checksum, payload):
             yield Frame(header.kind, header.passes, header.ordinal, payload, start, end)
         else:
             yield Damage(start, end, header.ordinal, False)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.frame import HEADER_BYTES, Header, checksum, parse_header
+from schedscope.recorder.frame import HEADER_BYTES, Header, holds, parse_header
 from schedscope.recorder.lock import hold, is_held
 
 LINK = "ring"
@@ -148,7 +148,7 @@ class RingReader(_Ring):
         Raises ValueError if something has overwritten the ring.
         """
         for header, frame in self.look():
-            if checksum(memoryview(frame)[HEADER_BYTES:]) != header.checksum and self._patience > 0:
+            if not holds(header.checksum, memoryview(frame)[HEADER_BYTES:]) and self._patience > 0:
                 self._patience -= 1
                 return
             self._patience = _PATIENCE
