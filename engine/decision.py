@@ -73,23 +73,23 @@ def gate(
         running: requests in the batch.
         free_rows: requests that could get a row of their own.
     """
-    batch_is_full = _is_full(config, batch_is_full, running)
-    reason = _gate(config, batch_is_full, chunked, waiting, running, free_rows)
+    reason = gate_name(config, batch_is_full, chunked, waiting, running, free_rows)
     if reason is None:
         return None
-    return Plan(reason, batch_is_full or reason == "no_slot", None, None, None, 0)
+    return Plan(reason, _is_full(config, batch_is_full, running) or reason == "no_slot", None, None, None, 0)
 
 
 def _is_full(config: SchedulerConfig, batch_is_full: bool, running: int) -> bool:
     return batch_is_full and not config.priority_preemption and running > 0
 
 
-def _gate(
+def gate_name(
     config: SchedulerConfig, batch_is_full: bool, chunked: bool, waiting: int, running: int, free_rows: int
 ) -> str | None:
+    """What ends a step without a pass, see `gate`."""
     if chunked:
         return None
-    if batch_is_full:
+    if _is_full(config, batch_is_full, running):
         return "batch_is_full"
     if not waiting:
         return "queue_empty"

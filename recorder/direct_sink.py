@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from schedscope.recorder.frame import Body, Kind, pack, parse_header, stamp
+from schedscope.recorder.frame import Body, Kind, pack, parse_header
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import Manifest, read_manifest, sealed, update_manifest
 from schedscope.recorder.parts import is_recorded, summarize
@@ -55,7 +55,7 @@ class DirectSink:
         if not self.attached:
             return
         try:
-            self._append(stamp(body, self._frames))
+            self._append(pack(Kind.ROWS, body.payload, self._frames, body.passes))
             self._frames += 1
         except Exception as error:
             self.detach(error)
@@ -73,7 +73,7 @@ class DirectSink:
         except Exception as error:
             self.detach(error)
 
-    def _append(self, record: bytearray) -> None:
+    def _append(self, record: bytes) -> None:
         self._log.append(parse_header(record), record)
 
     def _seal_run(self) -> None:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from schedscope.engine import tokens
 from schedscope.recorder.decisions import Decisions
+from schedscope.recorder.observed import Observed, pack_observed
 from schedscope.recorder.rows import Decided, PassFacts, decision_hash, pass_row
 
 SCHEMA_VERSION = 2
@@ -39,6 +40,9 @@ PROMPTS = "prompts"
 OUTPUTS = "outputs"
 """A row of `tokens` per request of a batch: tick, step, and rids, positions and ids as columns."""
 
+SEEN = "seen"
+"""Rows of `views` that are not packed yet: number, tick, and `Observed`."""
+
 MARK = b"\xc1SSF"
 """Begins every frame. 0xc1 occurs neither in UTF-8 nor as a msgpack type."""
 
@@ -51,9 +55,11 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
-_encode_into = msgspec.msgpack.Encoder().encode_into
-_ROOM = 8192
-"""Bytes that most frames fit into: growing while it is packed takes as long as packing."""
+checksum = zlib.adler32
+"""Of headers and payloads. A CRC's tables would have to come from memory for each frame: between two of them a model is
+computed."""
+
+_encode = msgspec.msgpack.Encoder().encode
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -89,8 +95,7 @@ class Header(NamedTuple):
 class Body(msgspec.Struct, frozen=True):
     """What a writer hands over: a frame that has no number yet."""
 
-    frame: bytearray
-    """The payload, behind room for the header."""
+    payload: bytes
     passes: int
     """Passes recorded in it."""
 
@@ -126,17 +131,16 @@ class MalformedRowsError(ValueError):
 def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
     r"""Pack rows. They are not checked against the schema here; readers do that.
 
-    Beside tables, `DECIDED`, `HAPPENED`, `PROMPTS` and `OUTPUTS` may be there.
+    Beside tables, `DECIDED`, `HAPPENED`, `PROMPTS`, `OUTPUTS` and `SEEN` may be there.
 
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
     integers beyond 64 bits, TypeError for values that msgpack doesn't know.
     """
-    frame = bytearray(_ROOM)
     try:
-        _encode_into(rows, frame, HEADER_BYTES)
+        payload = _encode(rows)
     except UnicodeEncodeError:
-        _encode_into(_without_surrogates(rows), frame, HEADER_BYTES)
-    return Body(frame, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
+        payload = _encode(_without_surrogates(rows))
+    return Body(payload, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
 
 
 def pack_decided(told: Decided) -> bytes:
@@ -147,34 +151,27 @@ def pack_decided(told: Decided) -> bytes:
         return msgspec.msgpack.encode(_without_surrogates(told))
 
 
-def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytearray:
-    """A frame of any kind."""
-    return _finish(bytearray(HEADER_BYTES) + payload, kind, passes, ordinal)
-
-
-def stamp(body: Body, ordinal: int) -> bytearray:
-    """The frame with that number. Raises ValueError beyond `MAX_PAYLOAD`."""
-    return _finish(body.frame, Kind.ROWS, body.passes, ordinal)
-
-
-def _finish(frame: bytearray, kind: int, passes: int, ordinal: int) -> bytearray:
-    """Fill in a frame's header."""
-    length = len(frame) - HEADER_BYTES
+def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
+    """A frame of any kind. Raises ValueError beyond `MAX_PAYLOAD`."""
+    length = len(payload)
     if length > MAX_PAYLOAD:
         raise ValueError(f"a frame of {length} bytes; at most {MAX_PAYLOAD} fit")
-    checksum = zlib.crc32(memoryview(frame)[HEADER_BYTES:])
-    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, checksum)
-    frame[:HEADER_BYTES] = head + _CHECK.pack(zlib.crc32(head))
-    return frame
+    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, checksum(payload))
+    return head + _CHECK.pack(checksum(head)) + payload
+
+
+def holds(sum_: int, data: bytes | memoryview) -> bool:
+    """Whether a checksum is that of these bytes. In runs of version 1 it is their CRC-32."""
+    return checksum(data) == sum_ or zlib.crc32(data) == sum_
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
     """The header at an offset. Raises ValueError unless a good one is there."""
     end = start + _HEADER.size
-    mark, kind, passes, ordinal, length, checksum = _HEADER.unpack_from(data, start)
-    if mark != MARK or _CHECK.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[start:end]):
+    mark, kind, passes, ordinal, length, sum_ = _HEADER.unpack_from(data, start)
+    if mark != MARK or not holds(_CHECK.unpack_from(data, end)[0], memoryview(data)[start:end]):
         raise ValueError("no frame starts here")
-    return Header(Kind(kind), passes, ordinal, length, checksum)
+    return Header(Kind(kind), passes, ordinal, length, sum_)
 
 
 def scan(data: bytes) -> Iterator[Frame | Damage]:
@@ -198,7 +195,7 @@ def scan(data: bytes) -> Iterator[Frame | Damage]:
             yield Damage(start, len(data), header.ordinal, True)
             return
         payload = data[start + HEADER_BYTES : end]
-        if zlib.crc32(payload) == header.checksum:
+        if holds(header.checksum, payload):
             yield Frame(header.kind, header.passes, header.ordinal, payload, start, end)
         else:
             yield Damage(start, end, header.ordinal, False)
@@ -267,6 +264,9 @@ def unpack(rows: Rows) -> Rows:
     for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
         columns = zip(rids, positions, ids, strict=True)
         rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
+    if seen := rows.pop(SEEN, None):
+        views = ((*row, pack_observed(view) if isinstance(view, Observed) else bytes(view)) for *row, view in seen)
+        rows.setdefault("views", []).extend(views)
     told = Decisions()
     told.extend(rows.pop("decisions", ()))
     for number, step, seq, decide_ns, facts, digest, count, decided in rows.pop(DECIDED, ()):
@@ -337,6 +337,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     id_ = Annotated[int, msgspec.Meta(ge=0, le=tokens.MAX_TOKEN_ID)]
     said = tuple[int, int, list[str], list[int], list[id_]]
     fields.append((OUTPUTS, list[said], msgspec.field(default_factory=list)))
+    fields.append((SEEN, list[tuple[int, int, msgspec.Raw]], msgspec.field(default_factory=list)))
     decided = tuple[int, int, int, int, PassFacts, str, int, msgspec.Raw]
     fields.append((DECIDED, list[decided], msgspec.field(default_factory=list)))
     return msgspec.msgpack.Decoder(msgspec.defstruct("Rows", fields, forbid_unknown_fields=True))

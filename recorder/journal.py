@@ -154,7 +154,7 @@ class JournalWriter:
             self.path.unlink(missing_ok=True)
             raise
 
-    def append(self, frame: bytes | bytearray, passes: int) -> None:
+    def append(self, frame: bytes, passes: int) -> None:
         """Add a whole, numbered frame. It can be read by others when this returns."""
         self._write(frame)
         self.frames += 1
@@ -172,7 +172,7 @@ class JournalWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def _write(self, data: bytes | bytearray) -> None:
+    def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
             while rest:

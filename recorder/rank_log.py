@@ -71,7 +71,7 @@ class RankLog:
         self._born = 0.0
         """When the journal's first frame came."""
 
-    def append(self, header: Header, frame: bytes | bytearray) -> None:
+    def append(self, header: Header, frame: bytes) -> None:
         """Write a frame, rows or the end. Raises OSError; the frame is then lost, and missing by its number."""
         if self._is_full():
             with contextlib.suppress(OSError):  # the old journal will do until a new one can be made

@@ -15,12 +15,11 @@ import mmap
 import os
 import secrets
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from schedscope.engine.errors import RunFormatError
-from schedscope.recorder.frame import HEADER_BYTES, Header, parse_header
+from schedscope.recorder.frame import HEADER_BYTES, Header, holds, parse_header
 from schedscope.recorder.lock import hold, is_held
 
 LINK = "ring"
@@ -115,7 +114,7 @@ class RingWriter(_Ring):
         if self._lock is not None:
             self._lock.release()
 
-    def write(self, frame: bytes | bytearray) -> bool:
+    def write(self, frame: bytes) -> bool:
         """Add a frame, if there is room for it."""
         end = self._position + len(frame)
         if end > self._limit:
@@ -149,7 +148,7 @@ class RingReader(_Ring):
         Raises ValueError if something has overwritten the ring.
         """
         for header, frame in self.look():
-            if zlib.crc32(memoryview(frame)[HEADER_BYTES:]) != header.checksum and self._patience > 0:
+            if not holds(header.checksum, memoryview(frame)[HEADER_BYTES:]) and self._patience > 0:
                 self._patience -= 1
                 return
             self._patience = _PATIENCE

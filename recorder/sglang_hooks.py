@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import logging
 import pkgutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,8 +27,8 @@ class Guard(Protocol):
 
     observer: Any
 
-    def call(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call it; an exception ends the recording."""
+    def let_go(self, error: Exception) -> None:
+        """End the recording: something in the observer failed."""
 
 
 class Hook(NamedTuple):
@@ -43,6 +44,8 @@ class Hook(NamedTuple):
     """Called with the observer and the arguments; what it returns is given to `after`."""
     after: Callable[[Any, Any, Any, Args, Named], None] | None = None
     """Called with the observer, what `before` returned, the result, and the arguments."""
+    event: str | None = None
+    """The kind of events that it is for; where those are not kept, nothing is called."""
 
 
 def _arg(args: Args, named: Named, place: int, name: str) -> Any:
@@ -145,10 +148,6 @@ def _retracted(observer: Any, _: Any, result: Any, __: Args, ___: Named) -> None
     observer.retracted(result[0])
 
 
-def _compute(observer: Any, args: Args, named: Named) -> None:
-    observer.computes(_arg(args, named, 1, "batch"))
-
-
 def _computed(observer: Any, _: Any, __: Any, args: Args, named: Named) -> None:
     observer.computed(_arg(args, named, 1, "batch"))
 
@@ -176,7 +175,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SCHEDULER}.get_next_batch_to_run", ("running_batch",), "steps", _turn, _formed),
     Hook(f"{_SCHEDULER}.get_new_batch_prefill", ("running_batch",), "passes", _enter, _leave),
     Hook(f"{_SCHEDULER}.pause_generation", (), "the last step before a pause, until it is over", after=_paused),
-    Hook(f"{_SCHEDULER}.process_batch_result", ("batch",), "outputs and ends of requests", _compute, _computed),
+    Hook(f"{_SCHEDULER}.process_batch_result", ("batch",), "outputs and ends of requests", after=_computed),
     Hook(f"{_POLICY}.calc_priority", ("waiting_queue",), "the order of the queue", _sort, _sorted),
     Hook(f"{_POLICY}._compute_prefix_matches", (), "who is held back as a duplicate", after=_held),
     Hook(f"{_ADDER}.__init__", ("running_batch",), "budgets", after=_budget),
@@ -193,9 +192,9 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(f"{_BATCH}.prepare_for_extend", (), "the mark behind admission", _admitted),
     Hook(f"{_BATCH}.retract_decode", (), "retractions", after=_retracted),
-    Hook(f"{_CACHE}.checkpoint", ("req", "up_to"), "inserts into the cache", after=_inserted),
-    Hook(f"{_CACHE}.evict", ("params",), "evictions", after=_evicted),
-    Hook(f"{_CACHE}.evict_for_alloc", (), "evictions", after=_evicted),
+    Hook(f"{_CACHE}.checkpoint", ("req", "up_to"), "inserts into the cache", after=_inserted, event="insert"),
+    Hook(f"{_CACHE}.evict", ("params",), "evictions", after=_evicted, event="evict"),
+    Hook(f"{_CACHE}.evict_for_alloc", (), "evictions", after=_evicted, event="evict"),
 )
 
 
@@ -263,17 +262,34 @@ def _built(attach: Callable[[Any], None]) -> Callable[..., Any]:
 
 
 def _around(hook: Hook, guard: Guard) -> Callable[..., Any]:
-    """The wrapper of a method: the original runs exactly once, and outside of what is guarded."""
-    before, after = hook.before, hook.after
+    """The wrapper of a method: the original runs exactly once, and outside of what is guarded.
+
+    Between two of its calls the model has been computed and the processor's caches are cold, so what counts is how many
+    functions and objects are touched. That is why it looks after exceptions and time by itself.
+    """
+    before, after, event = hook.before, hook.after, hook.event
+    clock_ns = time.monotonic_ns
 
     def around(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         observer = guard.observer
-        if observer is None:
+        if observer is None or (event is not None and event not in observer.kinds):
             return original(*args, **named)
-        found = None if before is None else guard.call(before, observer, args, named)
+        found = None
+        if before is not None:
+            began_ns = clock_ns()
+            try:
+                found = before(observer, args, named)
+            except Exception as error:
+                guard.let_go(error)
+            observer.tracer.spent_ns += clock_ns() - began_ns
         result = original(*args, **named)
         if after is not None and guard.observer is observer:
-            guard.call(after, observer, found, result, args, named)
+            began_ns = clock_ns()
+            try:
+                after(observer, found, result, args, named)
+            except Exception as error:
+                guard.let_go(error)
+            observer.tracer.spent_ns += clock_ns() - began_ns
         return result
 
     return around

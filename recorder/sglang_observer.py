@@ -6,38 +6,35 @@ each is named for. They run on the scheduler's thread.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
-import numpy as np
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.decision import gate
-from schedscope.engine.live import Live
-from schedscope.engine.request import Request, SamplingParams
-from schedscope.engine.scheduler import describe_request
-from schedscope.engine.tokens import MAX_TOKEN_ID
-from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given
+from schedscope.engine.decision import gate_name
+from schedscope.engine.tracer import Event, Given
 from schedscope.engine.verdict import Result
 from schedscope.recorder.observed import ObservedChunk
-from schedscope.recorder.rows import StateFacts
-from schedscope.recorder.sglang_pass import Batch, Entered, Pass, PassWatch, Req
+from schedscope.recorder.sglang_pass import Batch, Entered, Pass, PassWatch
+from schedscope.recorder.sglang_request import Req, WatchedRequest, asked, pack_prompt
 from schedscope.recorder.sink import Sink
-from schedscope.recorder.source_tracer import SourceTracer, StepFacts
+from schedscope.recorder.source_tracer import SourceTracer, StepRow
+from schedscope.recorder.tracer import given_text
 
 IDLE_NS = 1_000_000_000
 """Idle turns are noted at least so often, as one step."""
+_ASKED = itemgetter("max_new_tokens", "ignore_eos", "priority", "routing_key", "extra_key", "cache_salt")
+"""What the row of a request tells of what was asked for."""
+_KINDS = {
+    "IDLE": "none",
+    "MIXED": "mixed",
+    **dict.fromkeys(("EXTEND", "TARGET_VERIFY", "SPLIT_PREFILL", "DLLM_EXTEND"), "prefill"),
+}
+"""Of steps, by the mode of their batch; all others decode."""
 _ENDS = {"FINISH_ABORT": "abort", "FINISH_LENGTH": "length"}
-
-
-class _Idle(NamedTuple):
-    """Turns in a row that had nothing to do."""
-
-    began_ns: int
-    began: float
-    """Seconds on the scheduler's clock."""
-    state: StateFacts
 
 
 class Observer:
@@ -55,60 +52,59 @@ class Observer:
         self._config = config
         self._pool = scheduler.token_to_kv_pool_allocator
         self._cache = scheduler.tree_cache
-        self._tracer = SourceTracer(sink, self._config)
-        self._lives: dict[str, Live] = {}
-        self.passes = PassWatch(scheduler, config, self._tracer, place)
+        self.tracer = SourceTracer(sink, self._config)
+        """Hooks note in it what time they took."""
+        self.kinds = self.tracer.kinds
+        """Of events that are recorded."""
+        self._lives: dict[str, WatchedRequest] = {}
+        self.passes = PassWatch(scheduler, config, self.tracer, place)
         self._step = 0
         self._now = 0.0
         self._begun_ns = 0
-        self._idle: _Idle | None = None
+        self._idle: StepRow | None = None
+        """Of turns in a row that had nothing to do."""
         self._idle_turns = 0
         self._in_flight: deque[int] = deque()
         """Steps whose batches are being computed, oldest first."""
         self._gate: str | None = None
         self._full_since: int | None = None
-        self._arriving: str | None = None
-        """The request that is being offered to the queue for the first time."""
+        self._arriving: tuple[Req, int | None] | None = None
+        """The request that is being offered to the queue for the first time, and the priority that it came with."""
+        self._paused = False
         self._entry_times: dict[str, float] = {}
         """Of requests that this step sent back to the queue."""
         self._retracted: list[str] = []
         self._forms_pass: int | None = None
-        self._before_sampling: list[int] = []
-
-    def spend(self, ns: int) -> None:
-        """Note time that was spent in here."""
-        self._tracer.spend(ns)
 
     def detach(self, error: BaseException) -> None:
         """Record nothing any more."""
-        self._tracer.detach(error)
+        self.tracer.detach(error)
 
     def close(self) -> None:
         """Hand over what is left."""
         self._end_idle()
-        self._tracer.close()
+        self.tracer.close()
 
     # ---- requests ------------------------------------------------------------------------------------------
 
     def arrives(self, req: Req) -> None:
         """Before it joins the queue for the first time."""
         self._end_idle()
-        if req.rid in self._lives:
-            return
-        request = _request(req)
-        self._lives[req.rid] = Live(request, req.priority or 0)
-        self._arriving = req.rid
+        if req.rid not in self._lives:
+            self._arriving = req, req.priority
 
     def _tell_arrival(self, entry_time: float | None) -> None:
         """The clock that the queue read for a request is known only once it has joined."""
         if self._arriving is None:
             return
-        live, self._arriving = self._lives[self._arriving], None
-        detail = describe_request(live.request)
+        (req, priority), self._arriving = self._arriving, None
+        rid, prompt_len, detail = req.rid, len(req.origin_input_ids), asked(req, priority)
+        self._lives[rid] = WatchedRequest(rid, prompt_len, detail)
         if entry_time is not None:
-            detail["entry_time"] = entry_time
-        self._tracer.on_event(Event("arrive", time.perf_counter(), live.rid, live.prompt_len, detail=detail))
-        self._tracer.on_prompt(live)
+            detail = {**detail, "entry_time": entry_time}
+        self.tracer.on_event(Event("arrive", time.perf_counter(), rid, prompt_len, detail=detail))
+        if self.tracer.keeps_tokens:
+            self.tracer.put_prompt(rid, pack_prompt(req.origin_input_ids))
 
     def joined(self, req: Req) -> None:
         """After it was offered to the queue."""
@@ -121,43 +117,45 @@ class Observer:
         else:
             self._entry_times[req.rid] = entry_time
         detail = {"processed_tokens": req.arrival_processed_tokens}
-        self._tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
-        self._tracer.hand_over_at_rest()
+        self.tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
+        if self._paused:
+            self.tracer.hand_over()
 
     def aborts(self, rid: str, everyone: bool) -> None:
         """Before requests are taken back: those whose ids begin so, or all."""
         self._end_idle()
         for own in [own for own in self._lives if everyone or own.startswith(rid)]:
-            self._tracer.on_event(Event("abort", time.perf_counter(), own))
+            self.tracer.on_event(Event("abort", time.perf_counter(), own))
 
     def turned_away(self, req: Req, message: str | None) -> None:
         """After a request ended outside of a batch."""
         self._tell_arrival(None)  # it may be what pushed another one out
         live = self._lives.pop(req.rid, None)
         if live is not None:
-            self._tracer.on_end(live, "abort", message)
+            self.tracer.put_request(live, _ASKED(live.asked), "abort", message)
 
     def flushed(self) -> None:
         """After the prefix cache was emptied."""
         self._end_idle()
-        self._tracer.on_event(Event("flush", time.perf_counter()))
+        self.tracer.on_event(Event("flush", time.perf_counter()))
 
     def retracted(self, reqs: Sequence[Req]) -> None:
         """After running requests lost their memory."""
         for req in reqs:
-            self._lives[req.rid].retractions += 1
+            live = self._lives[req.rid]
+            live.retractions += 1
+            live.taken = len(req.output_ids)
             self._retracted.append(req.rid)
-            self._tracer.on_event(Event("retract", self._now, req.rid, len(req.output_ids)))
+            self.tracer.on_event(Event("retract", self._now, req.rid, len(req.output_ids)))
 
     def inserted(self, req: Req, count: int) -> None:
         """After the cache took in what a request has computed."""
-        if self._tracer.keeps("insert"):
-            self._tracer.on_event(Event("insert", self._now, req.rid, count))
+        self.tracer.on_event(Event("insert", self._now, req.rid, count))
 
     def evicted(self, count: int) -> None:
         """After the cache let go of tokens."""
-        if count and self._tracer.keeps("evict"):
-            self._tracer.on_event(Event("evict", self._now, tokens=count))
+        if count:
+            self.tracer.on_event(Event("evict", self._now, tokens=count))
 
     # ---- a turn of the loop --------------------------------------------------------------------------------
 
@@ -165,6 +163,7 @@ class Observer:
         """Before a turn is decided."""
         self._begun_ns = time.monotonic_ns()
         self._now = time.perf_counter()
+        self._paused = False
 
     def enters(self, running: Batch) -> None:
         """Before a turn looks for requests to prefill."""
@@ -172,7 +171,7 @@ class Observer:
         chunk = scheduler.chunked_req
         if chunk is None and not scheduler.waiting_queue:
             if running.reqs:
-                self._gate = self._name_gate(running.batch_is_full, False, 0, len(running.reqs), 1)
+                self._gate = gate_name(self._config, running.batch_is_full, False, 0, len(running.reqs), 1)
             return
         seen = (
             None
@@ -184,10 +183,6 @@ class Observer:
         waiting, free_rows = len(scheduler.waiting_queue), scheduler.req_to_token_pool.available_size()
         self.passes.enter(Entered(running, running.batch_is_full, seen, waiting, running.reqs, free_rows))
 
-    def _name_gate(self, batch_is_full: bool, chunked: bool, waiting: int, running: int, free_rows: int) -> str | None:
-        plan = gate(self._config, batch_is_full, chunked, waiting, running, free_rows)
-        return None if plan is None else plan.gate
-
     def leaves(self, running: Batch) -> None:
         """After a turn has looked for requests to prefill."""
         entered, made = self.passes.leave()
@@ -197,7 +192,7 @@ class Observer:
             self._tell_outcome(made)
         elif entered is not None:
             facts = (entered.waiting, len(entered.running), entered.free_rows)
-            self._gate = self._name_gate(entered.batch_is_full, entered.chunked is not None, *facts)
+            self._gate = gate_name(self._config, entered.batch_is_full, entered.chunked is not None, *facts)
         if not running.batch_is_full:
             self._full_since = None
         elif entered is not None and not entered.batch_is_full:
@@ -206,14 +201,14 @@ class Observer:
     def _tell_outcome(self, made: Pass) -> None:
         for rid in made.preempted:
             self._lives[rid].preemptions += 1
-            self._tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))
+            self.tracer.on_event(Event("preempt", self._now, rid, self._lives[rid].output_len))
         for verdict in made.verdicts:
-            if verdict.admitted:
+            if verdict.extend_len is not None:
                 live = self._lives.get(verdict.rid)
                 if live is not None and live.output_len == 0 and verdict.result is not Result.CHUNK:
                     live.cached_tokens = verdict.prefix_len
                 detail = {"extend": verdict.extend_len, "chunked": verdict.chunked}
-                self._tracer.on_event(Event("admit", self._now, verdict.rid, verdict.prefix_len, detail=detail))
+                self.tracer.on_event(Event("admit", self._now, verdict.rid, verdict.prefix_len, detail=detail))
 
     def formed(self, batch: Batch | None, running: Batch) -> None:
         """After a turn has decided what to compute."""
@@ -228,28 +223,26 @@ class Observer:
         ):
             self._go_idle(running)
             return
-        self._end_idle()
-        kind = _kind(batch)
-        if self._gate is None and self._forms_pass is None:
-            self._gate = "queue_empty"
+        if self._idle is not None:
+            self._end_idle()
         extend = (batch.extend_num_tokens or 0) if batch is not None else 0
+        kind = "none" if batch is None else _KINDS.get(batch.forward_mode.name, "decode")
+        row = self._row(kind, running, extend)
+        row.gate, row.pass_ = self._gate, self._forms_pass
+        if row.gate is None and row.pass_ is None:
+            row.gate = "queue_empty"
+        if batch is not None:
+            row.batch_tokens = len(batch.reqs) if kind == "decode" else extend
+        row.committed = self._due(batch)
+        row.retracted = self._retracted
         reports, chance = self.passes.inputs()
-        record = StepFacts(
-            step=self._step,
-            now=self._now,
-            kind=kind,
-            gate=self._gate,
-            pass_number=self._forms_pass,
-            begun_ns=self._begun_ns,
-            batch_tokens=None if batch is None else extend if kind != "decode" else len(batch.reqs),
-            committed=self._due(batch),
-            retracted=self._retracted,
-            reports=reports,
-            given=Given(self._entry_times, chance) if self._entry_times or chance else NOTHING_GIVEN,
-        )
-        state = self._state(running, extend)
-        self._gate, self._forms_pass, self._retracted, self._entry_times = None, None, [], {}
-        self._tracer.begin_step(record, state)
+        if reports:
+            row.reports = json.dumps([report._asdict() for report in reports])
+        if self._entry_times or chance is not None:
+            row.given = given_text(Given(self._entry_times, chance))
+            self._entry_times = {}
+        self._gate, self._forms_pass, self._retracted = None, None, []
+        self.tracer.begin_step(row, batch is not None)
         self._step += 1
 
     def _due(self, batch: Batch | None) -> int | None:
@@ -262,9 +255,13 @@ class Observer:
             return self._in_flight.popleft() if self._in_flight else None
         return None
 
-    def _state(self, running: Batch, extend: int) -> StateFacts:
+    def _row(self, kind: str, running: Batch, extend: int) -> StepRow:
         scheduler = self._scheduler
-        return StateFacts(
+        return StepRow(
+            step=self._step,
+            kind=kind,
+            now=self._now,
+            start_ns=self._begun_ns,
             running=len(running.reqs),
             queue_len=len(scheduler.waiting_queue),
             available=self._pool.available_size(),
@@ -281,91 +278,55 @@ class Observer:
         self._gate = None
         self._idle_turns += 1
         if self._idle is None:
-            self._tracer.hand_over()
-            self._idle = _Idle(self._begun_ns, self._now, self._state(running, 0))
-        elif self._begun_ns - self._idle.began_ns > IDLE_NS:
+            self.tracer.hand_over()
+            self._idle = self._row("idle", running, 0)
+        elif self._begun_ns - self._idle.start_ns > IDLE_NS:
             self._end_idle()
 
     def rests(self) -> None:
         """After turns were stopped: the next one may be hours away."""
-        self._tracer.hand_over()
+        self._paused = True
+        self.tracer.hand_over()
 
     def _end_idle(self) -> None:
-        idle, self._idle = self._idle, None
-        if idle is None:
+        row, self._idle = self._idle, None
+        if row is None:
             return
-        turns, self._idle_turns = self._idle_turns, 0
+        row.count, self._idle_turns = self._idle_turns, 0
         # The turn itself resets this, once it is told.
-        state = idle.state._replace(new_token_ratio=self._scheduler.new_token_ratio_tracker.current)
-        self._tracer.idle(self._step, turns, idle.began, idle.began_ns, state)
-        self._step += turns
-
-    def computes(self, batch: Batch) -> None:
-        """Before a batch's results are taken in."""
-        self._before_sampling = [len(req.output_ids) for req in batch.reqs]
+        row.new_token_ratio = self._scheduler.new_token_ratio_tracker.current
+        self.tracer.idle(row)
+        self._step += row.count
 
     def computed(self, batch: Batch) -> None:
         """After a batch's results were taken in."""
         now = time.perf_counter()
-        lives: list[Live] = []
-        sampled: list[int] = []
-        for req, before in zip(batch.reqs, self._before_sampling, strict=True):
-            live = self._lives.get(req.rid)
-            if live is not None and len(req.output_ids) > before:
-                lives.append(live)
-                sampled.append(req.output_ids[before])
-        self._tracer.on_outputs(lives, sampled)
-        for live, token in zip(lives, sampled, strict=True):
-            live.append(token)
-            if live.output_len == 1:
-                self._tracer.on_event(Event("first_token", now, live.rid))
+        lives = self._lives
+        rids, positions, sampled, begun, ended = [], [], [], [], []
         for req in batch.reqs:
-            if req.finished() and (live := self._lives.pop(req.rid, None)) is not None:
-                reason = req.finished_reason
-                kind = _ENDS.get(type(reason).__name__, "stop")
-                told = reason.to_json()
-                detail = told.get("matched") if kind == "stop" else told.get("message")
-                self._tracer.on_event(
-                    Event("finish", now, req.rid, live.output_len, detail={"kind": kind, "detail": detail})
-                )
-                self._tracer.on_end(live, kind, detail)
-        self._tracer.end_step()
-
-
-def _encode(ids: Sequence[int]) -> bytes:
-    """As `schedscope.engine.tokens.encode` does, in a tenth of the time for the wide integers of SGLang."""
-    wide = np.asarray(ids)
-    if wide.size and not 0 <= wide.min() <= wide.max() <= MAX_TOKEN_ID:
-        raise OverflowError(f"token ids from {wide.min()} to {wide.max()}")
-    return wide.astype("<i4").tobytes()
-
-
-def _request(req: Req) -> Request:
-    """A request as it arrived."""
-    sampling = req.sampling_params
-    return Request(
-        rid=req.rid,
-        prompt=_encode(req.origin_input_ids),
-        sampling=SamplingParams(
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop=tuple(sampling.stop_strs or ()),
-            stop_token_ids=tuple(sorted(sampling.stop_token_ids or ())),
-            ignore_eos=sampling.ignore_eos,
-            seed=sampling.sampling_seed,
-        ),
-        priority=req.priority,
-        routing_key=req.routing_key,
-        extra_key=req.extra_key,
-        cache_salt=req.cache_salt,
-    )
-
-
-def _kind(batch: Batch | None) -> str:
-    if batch is None or batch.forward_mode.is_idle():
-        return "none"
-    mode = batch.forward_mode
-    return "mixed" if mode.is_mixed() else "prefill" if mode.is_extend() else "decode"
+            live = lives.get(req.rid)
+            if live is None:
+                continue
+            outputs = req.output_ids
+            if len(outputs) > live.taken:
+                rids.append(live.rid)
+                positions.append(live.prompt_len + live.output_len)
+                sampled.append(outputs[live.taken])
+                if not live.output_len:
+                    begun.append(live.rid)
+                live.output_len += 1
+                live.taken = len(outputs)
+            if req.finished_reason is not None:
+                ended.append((live, req.finished_reason))
+        self.tracer.put_outputs(rids, positions, sampled)
+        for rid in begun:
+            self.tracer.on_event(Event("first_token", now, rid))
+        for live, reason in ended:
+            del lives[live.rid]
+            kind = _ENDS.get(type(reason).__name__, "stop")
+            told = reason.to_json()
+            detail = told.get("matched") if kind == "stop" else told.get("message")
+            told = {"kind": kind, "detail": detail}
+            self.tracer.on_event(Event("finish", now, live.rid, live.output_len, detail=told))
+            self.tracer.put_request(live, _ASKED(live.asked), kind, detail)
+        self.tracer.end_step()

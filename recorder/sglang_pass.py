@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from schedscope.engine.budget import Remaining
@@ -19,23 +19,25 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.dedup import Duplicate
 from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.verdict import Reason, Result, Verdict
-from schedscope.recorder.observed import Observed, ObservedChunk, pack_observed
+from schedscope.recorder.observed import Observed, ObservedChunk
 from schedscope.recorder.rows import Decided, PassFacts, hash_of
+from schedscope.recorder.sglang_request import Req
 from schedscope.recorder.source_tracer import SourceTracer
 
-Req = Any
-"""`sglang.srt.managers.schedule_batch.Req`."""
 Batch = Any
 """`sglang.srt.managers.schedule_batch.ScheduleBatch`."""
 
 _UNHELD = Duplicate(None, 0)
 """Held back; for whom is not known."""
+_RESULTS = {result.value: result for result in Result}
+_GOING_ON = (Result.CONTINUE, Result.CHUNK)
 _rid = attrgetter("rid")
+_output_ids = attrgetter("output_ids")
 _protected = attrgetter("kv.cache_protected_len")
 _allocated = attrgetter("kv.kv_allocated_len")
 
 
-class Entered(NamedTuple):
+class Entered(msgspec.Struct, frozen=True):
     """What a turn found before its pass."""
 
     batch: Batch
@@ -49,35 +51,36 @@ class Entered(NamedTuple):
 class Pass:
     """A pass while it is made."""
 
-    def __init__(self, number: int, seq: int, entered: Entered) -> None:
+    active = ""
+    positions: Sequence[int] | None = None
+    """In the order after sorting: where each stood before; None: as they stood."""
+    fill_lens: Sequence[int] = ()
+    """Of the queue before it was sorted, if somebody may be preempted."""
+    looks: tuple[list[str], list[int], list[int]]
+    """Of that queue: rid, and what was found of each in the cache."""
+    held: frozenset[str] | set[str] = frozenset()
+    adder: Any = None
+    observed: Observed | None = None
+    before: Remaining | None = None
+    preempted: tuple[str, ...] = ()
+    preempting: tuple[str, ...] = ()
+    """Released to look at the request that comes next."""
+    negotiation: Negotiation | None = None
+    chance: RandomState | None = None
+    batch_is_full: bool | None = None
+    """The mark when admission was over; None: nobody was admitted, and so it stayed."""
+    stop: str | None = None
+    """What ended admission; None: nobody was admitted, and so the budget is still what it was."""
+
+    def __init__(self, number: int, seq: int, entered: Entered, queue: Sequence[Req], calls: int) -> None:
         self.number = number
         self.seq = seq
         self.entered = entered
-        self.active = ""
-        self.order: list[Req] = []
+        self.order = list(queue)
         """The queue before it was sorted."""
-        self.positions: Sequence[int] | None = None
-        """In the order after sorting: where each stood before; None: as they stood."""
-        self.fill_lens: list[int] = []
-        """Of the queue before it was sorted, if somebody may be preempted."""
-        self.looks: tuple[list[str], list[int], list[int]] = ([], [], [])
-        """Of that queue: rid, and what was found of each in the cache."""
-        self.held: frozenset[str] | set[str] = frozenset()
-        self.adder: Any = None
-        self.observed: Observed | None = None
-        self.before: Remaining | None = None
+        self.calls = calls
         self.verdicts: list[Verdict] = []
-        self.preempted: list[str] = []
-        self.preempting: tuple[str, ...] = ()
-        """Released to look at the request that comes next."""
-        self.negotiation: Negotiation | None = None
-        self.began_ns = 0
-        self.calls = 0
-        self.chance: RandomState | None = None
-        self.batch_is_full: bool | None = None
-        """The mark when admission was over; None: nobody was admitted, and so it stayed."""
-        self.stop: str | None = None
-        """What ended admission; None: nobody was admitted, and so the budget is still what it was."""
+        self.began_ns = time.monotonic_ns()
 
 
 class PassWatch:
@@ -128,11 +131,9 @@ class PassWatch:
     def sorts(self, queue: Sequence[Req]) -> None:
         """Before the queue is sorted."""
         assert self._entered is not None
-        made = self._pass = Pass(self._passes, self._tracer.tick(), self._entered)
+        calls = self._scheduler.policy._waiting_prefix_refresh_calls
+        made = self._pass = Pass(self._passes, self._tracer.tick(), self._entered, queue, calls)
         self._passes += 1
-        made.began_ns = time.monotonic_ns()
-        made.order = list(queue)
-        made.calls = self._scheduler.policy._waiting_prefix_refresh_calls
         if self._keeps_fills:
             made.fill_lens = [len(req.full_untruncated_fill_ids) for req in queue]
         if self._config.schedule_policy == "random":
@@ -157,8 +158,8 @@ class PassWatch:
             [req.num_matched_prefix_tokens for req in order],
         )
         if order != queue:
-            places = {id(req): place for place, req in enumerate(order)}
-            made.positions = [places[id(req)] for req in queue]
+            places = dict(zip(order, range(len(order)), strict=True))
+            made.positions = list(map(places.__getitem__, queue))
         made.active = self._scheduler.policy._determine_active_policy(queue).value
         if made.chance is not None:
             self._chance_left = RandomState(random.getstate())
@@ -180,7 +181,7 @@ class PassWatch:
         delayer = scheduler.prefill_delayer
         return Observed(
             running=list(map(_rid, running)),
-            output_lens=[len(req.output_ids) for req in running],
+            output_lens=list(map(len, map(_output_ids, running))),
             finished=[place for place, req in enumerate(running) if req.finished_reason is not None],
             protected=list(map(_protected, running)),
             allocated=list(map(_allocated, running)) if self._keeps_fills else [],
@@ -188,7 +189,7 @@ class PassWatch:
             evictable=self._cache.evictable_size(),
             free_rows=entered.free_rows,
             chunked=entered.chunked,
-            fill_lens=made.fill_lens,
+            fill_lens=list(made.fill_lens),
             max_prefill_bs=int(scheduler.max_prefill_bs),
             delayer=None if delayer is None else _delayer_state(delayer),
             random_state=[] if made.chance is None else list(made.chance[1]),
@@ -212,7 +213,7 @@ class PassWatch:
         made.verdicts.append(
             Verdict(
                 req.rid,
-                Result(result),
+                _RESULTS[result],
                 Reason.ADMITTED if result == "CONTINUE" else Reason.UNKNOWN,
                 req.prefix_len,
                 req.extend_end - req.prefix_len if admitted else None,
@@ -245,12 +246,13 @@ class PassWatch:
             self._pass.stop = self._stop(self._pass)
 
     def _stop(self, made: Pass) -> str:
-        looked = [verdict for verdict in made.verdicts if verdict.result is not Result.CHUNK]
-        if looked and looked[-1].result is not Result.CONTINUE:
-            return str(looked[-1].result)
-        if len(looked) == len(made.order):
+        verdicts = made.verdicts
+        last = verdicts[-1] if verdicts else None
+        if last is not None and last.result not in _GOING_ON:
+            return last.result.value
+        if len(verdicts) - (last is not None and verdicts[0].result is Result.CHUNK) == len(made.order):
             return "queue_end"
-        left = made.verdicts[-1].remaining if made.verdicts else made.before
+        left = made.before if last is None else last.remaining
         assert left is not None
         is_spent = left.input <= 0 or (left.chunk is not None and left.chunk <= 0)
         if is_spent and made.adder.budget_state().name == "OTHER":
@@ -308,12 +310,16 @@ class PassWatch:
         positions = list(range(count)) if made.positions is None else made.positions
         duplicates = [_UNHELD if rid in held else None for rid in made.looks[0]] if held else [None] * count
         told = Decided(None, (), *made.looks, duplicates, positions, verdicts)
-        chunked = self._scheduler.chunked_req
+        scheduler = self._scheduler
+        configured, chunked = scheduler.policy.policy.value, scheduler.chunked_req
+        fallback = None if configured == made.active else "queue_too_long"
+        if configured != self._config.schedule_policy:
+            fallback = "radix_cache_disabled"
         facts = PassFacts(
             now=now,
-            configured=self._scheduler.policy.policy.value,
+            configured=configured,
             active=made.active,
-            fallback=self._fallback(made),
+            fallback=fallback,
             queue_len=count,
             running=len(seen.running),
             chunked_in=entered.chunked.rid if entered.chunked is not None else None,
@@ -324,22 +330,16 @@ class PassWatch:
             after=verdicts[-1].remaining if verdicts else before,
             batch_is_full_before=entered.batch_is_full,
             batch_is_full=batch_is_full if made.batch_is_full is None else made.batch_is_full,
-            new_token_ratio=self._scheduler.new_token_ratio_tracker.current,
-            processed_tokens=self._scheduler.processed_tokens_counter,
+            new_token_ratio=scheduler.new_token_ratio_tracker.current,
+            processed_tokens=scheduler.processed_tokens_counter,
             refresh_calls=made.calls,
             random_state=None if made.chance is None else hash_of(made.chance),
             negotiation=made.negotiation,
             admitted=len(adder.can_run_list),
-            preempted=tuple(made.preempted),
+            preempted=made.preempted,
         )
         decided_ns = time.monotonic_ns() - made.began_ns
-        self._tracer.put_pass(made.number, made.seq, facts, told, decided_ns, pack_observed(seen))
-
-    def _fallback(self, made: Pass) -> str | None:
-        asked, policy = self._config.schedule_policy, self._scheduler.policy.policy.value
-        if policy != asked:
-            return "radix_cache_disabled"
-        return "queue_too_long" if made.active != policy else None
+        self._tracer.put_pass(made.number, made.seq, facts, told, decided_ns, seen)
 
 
 def _remaining(adder: Any, memory: int | None = None) -> Remaining:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,6 @@ class _Guard:
         self.observer: Any = None
         self.missing: dict[str, str] = {}
         """Hooks that could not be applied, and what is not recorded without them."""
-
-    def call(self, method: Callable[..., Any], *args: Any) -> Any:
-        """What a method of the observer returns; None if it fails, and then it is called no more."""
-        began_ns = time.monotonic_ns()
-        try:
-            return method(*args)
-        except Exception as error:
-            self.let_go(error)
-            return None
-        finally:
-            if self.observer is not None:
-                self.observer.spend(time.monotonic_ns() - began_ns)
 
     def let_go(self, error: Exception) -> None:
         """End the recording of this process, with one line in the log."""
@@ -126,4 +113,7 @@ def own_rank() -> int:
 
 def _close() -> None:
     if GUARD.observer is not None:
-        GUARD.call(GUARD.observer.close)
+        try:
+            GUARD.observer.close()
+        except Exception as error:
+            GUARD.let_go(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from schedscope.engine import tokens
 from schedscope.engine.chance import RandomState
@@ -55,6 +55,19 @@ def given_text(given: Given) -> str | None:
     return json.dumps({"entry_times": dict(given.entry_times), "random_state": given.random_state})
 
 
+class Lived(Protocol):
+    """What the row of a request tells of its life."""
+
+    @property
+    def rid(self) -> str: ...
+
+    prompt_len: int
+    output_len: int
+    cached_tokens: int
+    retractions: int
+    preemptions: int
+
+
 class RunTracer(Tracer):
     """Records one rank.
 
@@ -75,9 +88,10 @@ class RunTracer(Tracer):
         self._sink = sink
         self._detail = sink.detail
         self._keeps_stimuli = self._detail.level != "steps"
-        self._keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
+        self.keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
         self._keeps_decisions = self._detail.level in {"decisions", "full"}
-        self._kinds = _KINDS[self._detail.level]
+        self.kinds = _KINDS[self._detail.level]
+        """Kinds of events that are recorded."""
         self._hashers: dict[str, Hasher] = {}
         self._block = 1
         """Tokens that hashing keeps together."""
@@ -92,7 +106,7 @@ class RunTracer(Tracer):
         """When batches in flight were handed to the model, by step."""
         self._model_free_ns = 0
         """When the last tokens came: the model may have begun with the next batch."""
-        self._spent_ns = 0
+        self.spent_ns = 0
         """On recording, since the last step's row."""
         self._step: tuple[StepRecord, int, tuple[Any, ...]] | None = None
         self._times: dict[str, dict[str, int]] = {}
@@ -108,10 +122,6 @@ class RunTracer(Tracer):
 
     # ---- requests and cache --------------------------------------------------------------------------------
 
-    def keeps(self, kind: str) -> bool:
-        """Whether events of that kind are recorded."""
-        return kind in self._kinds
-
     def on_event(self, event: Event) -> None:
         """Note an event, and when a request reached each station."""
         kind, time, rid, count, node, detail = event
@@ -121,7 +131,7 @@ class RunTracer(Tracer):
             times = self._times.get(rid)
             if times is not None:
                 times.setdefault(kind, self._clock_ns())
-        if kind not in self._kinds:
+        if kind not in self.kinds:
             return
         if detail is not None and self._detail.tokens != "full":
             detail = _without_content(kind, detail)
@@ -130,30 +140,48 @@ class RunTracer(Tracer):
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
-        if self._keeps_tokens:
-            prompt = live.request.prompt
-            if self._detail.tokens == "hashed":
-                hasher = self._hashers[live.rid] = Hasher(self._sink.key, self._block)
-                prompt = hasher.hash(prompt)
-            self._put(PROMPTS, (self._seq, self._step_number(), live.rid, 0, prompt))
+        if self.keeps_tokens:
+            self.put_prompt(live.rid, live.request.prompt)
+
+    def put_prompt(self, rid: str, prompt: bytes) -> None:
+        """The same, packed by `schedscope.engine.tokens`."""
+        if self._detail.tokens == "hashed":
+            hasher = self._hashers[rid] = Hasher(self._sink.key, self._block)
+            prompt = hasher.hash(prompt)
+        self._put(PROMPTS, (self._seq, self._step_number(), rid, 0, prompt))
 
     def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
         """Keep output tokens."""
-        if not sampled or not self._keeps_tokens:
+        rids, positions = [live.request.rid for live in lives], [live.prompt_len + live.output_len for live in lives]
+        self.put_outputs(rids, positions, sampled)
+
+    def put_outputs(self, rids: Sequence[str], positions: Sequence[int], sampled: Sequence[int]) -> None:
+        """The same, column by column."""
+        if not sampled or not self.keeps_tokens:
             return
         if self._detail.tokens == "hashed":
-            pairs = zip(lives, sampled, strict=True)
-            sampled = [tokens.decode(self._hashers[live.rid].hash(tokens.encode((id_,))))[0] for live, id_ in pairs]
-        rids, positions = [live.request.rid for live in lives], [live.prompt_len + live.output_len for live in lives]
+            pairs = zip(rids, sampled, strict=True)
+            sampled = [tokens.decode(self._hashers[rid].hash(tokens.encode((id_,))))[0] for rid, id_ in pairs]
         self._put(OUTPUTS, (self._seq, self._step_number(), rids, positions, sampled))
 
     def on_end(self, live: Live, kind: str, detail: Any) -> None:
         """Write the row of a request that is gone."""
+        request = live.request
+        sampling = request.sampling
+        asked = sampling.max_new_tokens, sampling.ignore_eos
+        named = request.priority, request.routing_key, request.extra_key, request.cache_salt
+        self.put_request(live, (*asked, *named), kind, detail)
+
+    def put_request(self, live: Lived, asked: Row, kind: str, detail: Any) -> None:
+        """Write the row of a request that is gone.
+
+        Args:
+            asked: the columns of `requests` from `max_new_tokens` to `cache_salt`.
+        """
         if kind == "stop" and self._detail.tokens != "full":
             detail = None
         times = self._times.pop(live.rid, {})
         self._hashers.pop(live.rid, None)
-        request = live.request
         now = self._clock_ns()
         self._put(
             "requests",
@@ -162,12 +190,7 @@ class RunTracer(Tracer):
                 live.prompt_len,
                 live.output_len,
                 live.cached_tokens,
-                request.sampling.max_new_tokens,
-                request.sampling.ignore_eos,
-                request.priority,
-                request.routing_key,
-                request.extra_key,
-                request.cache_salt,
+                *asked,
                 times.get("arrive", now),
                 times.get("queue"),
                 times.get("admit"),
@@ -200,7 +223,7 @@ class RunTracer(Tracer):
             return
         facts = pass_facts(view, plan, random_state)
         self._put_pass(number, self._step_number(), self._next_seq(), decided_ns, facts, decided(plan, self._block))
-        self._spent_ns += self._clock_ns() - begin_ns
+        self.spent_ns += self._clock_ns() - begin_ns
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
         """Keep a pass, packed where it is handed over."""
@@ -221,7 +244,7 @@ class RunTracer(Tracer):
         flushed_ns = self._clock_ns()
         if record.batch is not None:
             self._launched_ns[record.step] = flushed_ns
-        self._spent_ns += flushed_ns - begin_ns
+        self.spent_ns += flushed_ns - begin_ns
 
     def on_committed(self, state: SchedulerState) -> None:
         """Finish the step's row and hand everything over."""
@@ -244,7 +267,7 @@ class RunTracer(Tracer):
                 self._decide_began_ns if record.kind != "idle" else formed_ns,
                 now_ns,
                 self._forward_ns(committed, now_ns),
-                self._spent_ns,
+                self.spent_ns,
                 *facts,
                 0 if batch is None else sum([m.end - m.start for m in batch.members]),
                 committed,
@@ -257,7 +280,7 @@ class RunTracer(Tracer):
         self._pass = None
         self._checkpoint()
         self._flush()
-        self._spent_ns = self._clock_ns() - now_ns
+        self.spent_ns = self._clock_ns() - now_ns
 
     def _forward_ns(self, committed: int | None, now_ns: int) -> int | None:
         """How long the model took for a batch whose tokens are there now; it computes one at a time."""
@@ -295,7 +318,7 @@ class RunTracer(Tracer):
             return self._step[0].step
         return 0 if scheduler is None else scheduler.steps
 
-    def _put(self, table: str, row: Row) -> None:
+    def _put(self, table: str, row: Any) -> None:
         self._rows.setdefault(table, []).append(row)
 
     def _flush(self) -> None:

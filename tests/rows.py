@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedscope.recorder.frame import Body, encode
+from schedscope.recorder.frame import Body, Kind, encode, pack
 from schedscope.recorder.schema import TABLES
 
 FILLING: dict[str, Any] = {"int32": 0, "int64": 0, "double": 0.0, "bool": False, "string": "", "list": []}
@@ -30,3 +30,8 @@ def pass_frame(number: int, padding: int = 0, **tables: list[tuple[Any, ...]]) -
             **tables,
         }
     )
+
+
+def stamp(body: Body, ordinal: int) -> bytes:
+    """The frame with that number."""
+    return pack(Kind.ROWS, body.payload, ordinal, body.passes)

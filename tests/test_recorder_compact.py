@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import stamp
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.compact import MergeLimits, choose, compact, merge, tidy
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.files import Within
-from schedscope.recorder.frame import encode, stamp
+from schedscope.recorder.frame import encode
 from schedscope.recorder.journal import JournalWriter, read_journal
 from schedscope.recorder.options import Options
 from schedscope.recorder.parts import list_segments, read_parts

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 from patience import SOON_S, until
-from rows import DECISIONS, pass_frame
+from rows import DECISIONS, pass_frame, stamp
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.companion import Companion
-from schedscope.recorder.frame import HEADER_BYTES, SCHEMA_VERSION, Body, Kind, pack, stamp
+from schedscope.recorder.frame import SCHEMA_VERSION, Body, Kind, pack
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.options import Options
@@ -34,13 +34,13 @@ from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSin
 
 WRITER = """
 import os, sys, time
-from schedscope.recorder.frame import HEADER_BYTES, Body
+from schedscope.recorder.frame import Body
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.sink import open_sink
 frames = sys.stdin.buffer
 sink = open_sink(int(sys.argv[1]), Description(source=Source("engine", "1"), config={"x": 1}))
 while size := frames.read(4):
-    sink.write(Body(bytearray(HEADER_BYTES) + frames.read(int.from_bytes(size, "big")), 1))
+    sink.write(Body(frames.read(int.from_bytes(size, "big")), 1))
     sys.stdout.write("."); sys.stdout.flush()
 if sys.argv[2] == "close":
     sink.close()
@@ -83,7 +83,7 @@ class Writer:
         assert stdin is not None
         assert stdout is not None
         for body in bodies:
-            payload = body.frame[HEADER_BYTES:]
+            payload = body.payload
             stdin.write(len(payload).to_bytes(4, "big") + payload)
             stdin.flush()
             assert stdout.read(1) == b"."
@@ -112,6 +112,7 @@ class OtherCompanion:
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # it may go on for a moment
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import stamp
 from schedscope.engine.budget import Remaining
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder import frame as frames
 from schedscope.recorder.frame import (
     DECIDED,
-    HEADER_BYTES,
     Body,
     Damage,
     Frame,
@@ -29,7 +29,6 @@ from schedscope.recorder.frame import (
     encode,
     pack,
     scan,
-    stamp,
 )
 from schedscope.recorder.journal import JournalWriter, read_journal
 from schedscope.recorder.rows import PassFacts
@@ -169,7 +168,7 @@ def test_rows_that_do_not_follow_the_schema_are_named(rows: Rows, message: str) 
 )
 def test_a_pass_that_was_told_is_checked_as_its_row_is(wrong: dict[str, Any], message: str) -> None:
     told = (0, 0, 1, 5, msgspec.structs.replace(PASS, **wrong), "digest", 0, None)
-    payload = bytes(encode({DECIDED: [told]}).frame[HEADER_BYTES:])
+    payload = encode({DECIDED: [told]}).payload
     with pytest.raises(MalformedRowsError, match=message):
         decode(payload)
 

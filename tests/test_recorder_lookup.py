@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rows import stamp
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.recorder import journal, mentions, rids
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.files import OpenFiles
-from schedscope.recorder.frame import encode, stamp, written
+from schedscope.recorder.frame import encode, written
 from schedscope.recorder.journal import JournalTail, JournalWriter, read_journal
 from schedscope.recorder.mentions import Mentions
 from schedscope.recorder.parts import list_segments

@@ -14,10 +14,11 @@ from typing import Any
 
 import duckdb
 import pytest
+from rows import stamp
 from schedscope.engine.errors import RunFormatError, RunNotFoundError, UsageError
 from schedscope.recorder import rank_log
 from schedscope.recorder.direct_sink import DirectSink
-from schedscope.recorder.frame import Body, encode, parse_header, stamp
+from schedscope.recorder.frame import Body, encode, parse_header
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import JournalTail, read_journal
 from schedscope.recorder.lock import hold, is_held

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from schedscope.recorder.journal import BY_PASS
 from schedscope.recorder.schema import RANK, SCHEMA_VERSION, TABLES, Table, to_markdown
+from schedscope.recorder.source_tracer import StepRow
 
 DOCS = Path(__file__).parent.parent / "docs" / "schema.md"
 
@@ -38,6 +39,10 @@ def test_every_table_is_described(table: Table) -> None:
 def test_passes_are_found_where_they_are_looked_for() -> None:
     assert {name for name, table in TABLES.items() if "pass" in table.names} == {*BY_PASS, "checkpoints", "views"}
     assert SCHEMA_VERSION == 2
+
+
+def test_a_step_of_a_watched_server_has_the_columns_in_their_order() -> None:
+    assert [name.rstrip("_") for name in StepRow.__struct_fields__] == [c.name for c in TABLES["steps"].row]
 
 
 def test_a_writer_needs_no_arrow() -> None:
