@@ -55,10 +55,6 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
-checksum = zlib.adler32
-"""Of headers and payloads. A CRC's tables would have to come from memory for each frame: between two of them a model is
-computed."""
-
 _encode = msgspec.msgpack.Encoder().encode
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -156,22 +152,17 @@ def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes
     length = len(payload)
     if length > MAX_PAYLOAD:
         raise ValueError(f"a frame of {length} bytes; at most {MAX_PAYLOAD} fit")
-    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, checksum(payload))
-    return head + _CHECK.pack(checksum(head)) + payload
-
-
-def holds(sum_: int, data: bytes | memoryview) -> bool:
-    """Whether a checksum is that of these bytes. In runs of version 1 it is their CRC-32."""
-    return checksum(data) == sum_ or zlib.crc32(data) == sum_
+    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, zlib.crc32(payload))
+    return head + _CHECK.pack(zlib.crc32(head)) + payload
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
     """The header at an offset. Raises ValueError unless a good one is there."""
     end = start + _HEADER.size
-    mark, kind, passes, ordinal, length, sum_ = _HEADER.unpack_from(data, start)
-    if mark != MARK or not holds(_CHECK.unpack_from(data, end)[0], memoryview(data)[start:end]):
+    mark, kind, passes, ordinal, length, checksum = _HEADER.unpack_from(data, start)
+    if mark != MARK or _CHECK.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[start:end]):
         raise ValueError("no frame starts here")
-    return Header(Kind(kind), passes, ordinal, length, sum_)
+    return Header(Kind(kind), passes, ordinal, length, checksum)
 
 
 def scan(data: bytes) -> Iterator[Frame | Damage]:
@@ -195,7 +186,7 @@ def scan(data: bytes) -> Iterator[Frame | Damage]:
             yield Damage(start, len(data), header.ordinal, True)
             return
         payload = data[start + HEADER_BYTES : end]
-        if holds(header.checksum, payload):
+        if zlib.crc32(payload) == header.checksum:
             yield Frame(header.kind, header.passes, header.ordinal, payload, start, end)
         else:
             yield Damage(start, end, header.ordinal, False)
