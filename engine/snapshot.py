@@ -159,7 +159,7 @@ def _unpack_requests(columns: dict[str, list[Any]], sequences: Sequence[bytes], 
             sampling=SamplingParams(**sampling),
             **{name: columns[name][i] for name in _REQUEST_FACTS},
         )
-        live = Live(request, columns["priority"][i])
+        live = Live(request, columns["live_priority"][i])
         for name in _LIVE_FACTS:
             setattr(live, name, columns[f"live_{name}"][i])
         live.tokens = sequence
