@@ -30,7 +30,7 @@ from schedscope.tui.cursor import Cursor
 
 PAGES = 32
 LIVES = 8
-_DECODED_BYTES = 6 * 2**20
+_DECODED_BYTES = 4 * 2**20
 """Row groups of a table that stay in memory, of all readers together."""
 _TIMELINE_MB = 64
 _SQL_ROWS = 10_000

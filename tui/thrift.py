@@ -15,7 +15,7 @@ _OWN_PAGES = 256 * 1024
 """Bytes from which on an allocation goes back to the system as soon as it is freed, however often that happens."""
 _GENERATIONS = 5_000, 5, 12
 """Thresholds of Python's generations: many small collections, and a large one only where there is no time to sweep."""
-_MUCH = 3
+_MUCH = 2
 """Collections of what is new after which it is worth it to sweep although something is still worked out."""
 _ARENAS = 2
 """As many threads as here would otherwise each keep what they freed for themselves."""
