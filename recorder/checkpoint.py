@@ -3,11 +3,14 @@
 Token ids are most of a state, and most of them are in the log already. So a checkpoint says for every token sequence
 where it is written: pieces of requests in `tokens`, pieces of what this or an earlier checkpoint had to carry. A
 checkpoint that stands alone carries all its tokens itself; later ones may refer to it and to everything behind it, so
-a log whose older parts were deleted can be replayed from the first one that stands alone.
+a log whose older parts were deleted can be replayed from the first one that stands alone. What stays for long, such as
+a system prompt that is always in use, is carried once more, so that going on from any checkpoint takes reading only
+what was written shortly before it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +22,9 @@ from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import Snapshot, held_requests, pack_facts
 from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.recorder.rows import Row
+
+_NEAR = 4
+"""Checkpoints. What a later one needs of requests that came before the last so many is carried."""
 
 
 class Place(NamedTuple):
@@ -58,7 +64,11 @@ class CheckpointWriter:
         self._arrivals: dict[Live, int] = {}
         """Requests that came since then, and when: `tokens` has their prompts and outputs."""
         self._pieces: dict[Live, list[Piece]] = {}
-        """Requests that were there before."""
+        """Requests that were there before, or came long ago."""
+        self._taken: deque[int] = deque(maxlen=_NEAR)
+        """Ticks of the last checkpoints since one stood alone."""
+        self._carriers: set[int] = set()
+        """Of all since then, that one included."""
 
     def arrived(self, live: Live, tick: int) -> None:
         """A request came whose prompt is in `tokens` under this tick."""
@@ -77,6 +87,9 @@ class CheckpointWriter:
             self._places.clear()
             self._arrivals.clear()
             self._pieces.clear()
+            self._taken.clear()
+            self._carriers.clear()
+        self._leave_behind()
         cache = scheduler.state.cache
         nodes = list(cache.nodes())
         held = held_requests(scheduler)
@@ -101,7 +114,22 @@ class CheckpointWriter:
             "requests": [[(index[p.tick], p.offset, p.length) for p in each] for each in pieces],
         }
         packed = msgspec.msgpack.encode(state)
+        self._taken.append(tick)
+        self._carriers.add(tick)
         return tick, scheduler.steps, scheduler.passes, self._since, packed, tokens.decode(bytes(carried))
+
+    def _leave_behind(self) -> None:
+        """Forget what is written far back, so that it is carried."""
+        if len(self._taken) < _NEAR:
+            return
+        near, carriers = self._taken[0], self._carriers
+        self._arrivals = {live: tick for live, tick in self._arrivals.items() if tick > near}
+        self._places = {node: at for node, at in self._places.items() if at.tick > near or at.tick in carriers}
+        self._pieces = {
+            live: pieces
+            for live, pieces in self._pieces.items()
+            if all(piece.tick > near or piece.tick in carriers for piece in pieces)
+        }
 
     def _place_sequences(self, cache: RadixCache) -> None:
         """Find the nodes that requests have left in the cache."""

@@ -153,9 +153,9 @@ class Replayer:
         """
         first = self._part_of(number) if self.parts else -1
         for i in range(first, -1, -1):
-            found = [start for start in self._checkpoints(i) if start.pass_number <= number and self._stands(start)]
-            if found:
-                return found[-1]
+            for start in reversed(self._checkpoints(i)):
+                if start.pass_number <= number and self._stands(start):
+                    return start
         if self._begins():
             return BEGINNING
         starts = (start for i in range(len(self.parts)) for start in self._checkpoints(i) if self._stands(start))
@@ -281,26 +281,31 @@ class Replayer:
         Args:
             listener: hears what happens on the way; whenever a later checkpoint is nearer, it is attached anew.
         """
+        wanted = sorted(set(numbers))
         rebuild, begun = None, BEGINNING
+        going: Iterator[Moment] | None = None
         observed = is_observed(self.run.manifest)
-        for number in sorted(set(numbers)):
+        for before, number in zip([None, *wanted], wanted, strict=False):
             seen = see(self.parts, self.config, number) if observed else None
             if observed and seen is None:
                 raise self._no_pass(number)
             try:
-                start = self._start_for(number)
-                if rebuild is None or start.pass_number > rebuild.scheduler.passes:
-                    rebuild, begun = self.rebuild(start, listener), start
-                    if listener is not None:
-                        listener.attach(rebuild.scheduler)
-                moment = self._go_on(rebuild, begun, number)
+                if going is None or before != number - 1:
+                    start = self._start_for(number)
+                    if rebuild is None or start.pass_number > rebuild.scheduler.passes:
+                        rebuild, begun = self.rebuild(start, listener), start
+                        if listener is not None:
+                            listener.attach(rebuild.scheduler)
+                    going = self._go_on(rebuild, begun, number, _last_in_a_row(wanted, number))
+                moment = next(going)
                 right = seen is None or self._is_right(seen, moment)
             except RunFormatError:
                 if seen is None:
                     raise
                 right = False
             if seen is not None and not right:
-                rebuild, moment = None, seen.moment
+                rebuild = going = None
+                moment = seen.moment
                 if listener is not None:
                     listener.detach(number)
             yield moment
@@ -321,17 +326,20 @@ class Replayer:
             raise self._unreadable(f"pass {number} can't be rebuilt: the log reaches back to pass {start.pass_number}")
         return start
 
-    def _go_on(self, rebuild: Rebuild, start: Start, number: int) -> Moment:
-        """Re-run what began at a place, up to a pass."""
+    def _go_on(self, rebuild: Rebuild, start: Start, number: int, last: int) -> Iterator[Moment]:
+        """Re-run what began at a place, up to a pass, and on from each to the next one up to the last."""
         try:
-            for script in self._scripts(start, rebuild.tick, number):
+            for script in self._scripts(start, rebuild.tick, last):
                 for turn in rebuild.turns(script):
                     if turn.pass_number is not None and turn.pass_number >= number:
-                        return self._look(rebuild, turn, number)
+                        yield self._look(rebuild, turn, number)
+                        number += 1
+                    if number > last:
+                        return
                     rebuild.take(turn, script)
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
-        return self._look_at_open_pass(rebuild, number)
+        yield self._look_at_open_pass(rebuild, number)
 
     def walk(
         self, number: int, listener: Listener | None = None, after_step: Callable[[], None] | None = None
@@ -436,3 +444,11 @@ class Replayer:
         passes = self.run.passes(self.rank)
         known = f"passes {passes.first} to {passes.last}" if passes.count else "no pass"
         return RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
+
+
+def _last_in_a_row(numbers: Sequence[int], number: int) -> int:
+    """Of ascending numbers the last one up to which, from this one on, none is left out."""
+    there = set(numbers)
+    while number + 1 in there:
+        number += 1
+    return number
