@@ -616,7 +616,11 @@ _CHECKPOINTS = Table(
             "prompt and outputs in `tokens`; of a checkpoint, what it carried.",
         ),
         Column(
-            "carried", _IDS, None, "Token ids of the state that neither `tokens` nor a checkpoint has `since` then."
+            "carried",
+            _IDS,
+            None,
+            "Token ids of the state that neither `tokens` nor a checkpoint has `since` then, and those that only requests "
+            "have that came long before.",
         ),
     ),
     row_group=8,
