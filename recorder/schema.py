@@ -619,8 +619,8 @@ _CHECKPOINTS = Table(
             "carried",
             _IDS,
             None,
-            "Token ids of the state that neither `tokens` nor a checkpoint has `since` then, and those that only requests "
-            "have that came long before.",
+            "Token ids of the state that neither `tokens` nor a checkpoint has `since` then, and those that only "
+            "requests have that came long before.",
         ),
     ),
     row_group=8,
