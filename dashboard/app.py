@@ -159,13 +159,23 @@ def _check_questions(app: Dash, server: flask.Flask) -> None:
         if flask.request.endpoint != f"{app.config.routes_pathname_prefix}_dash-update-component":
             return None
         asked = flask.request.get_json(silent=True)
-        if (
-            isinstance(asked, dict)
-            and isinstance(asked.get("inputs"), list)
-            and str(asked.get("output")) in app.callback_map
-        ):
+        if isinstance(asked, dict) and _is_question(asked):
             return None
         return flask.Response("not a question that this dashboard's pages ask\n", 400, mimetype="text/plain")
+
+
+def _is_question(asked: dict[str, Any]) -> bool:
+    inputs = asked.get("inputs")
+    return (
+        asked.get("output") == "answer.data"
+        and asked.get("outputs") == {"id": "answer", "property": "data"}
+        and isinstance(inputs, list)
+        and len(inputs) == 1
+        and isinstance(inputs[0], dict)
+        and {name: inputs[0].get(name) for name in ("id", "property")} == {"id": "question", "property": "data"}
+        and isinstance(asked.get("state", []), list)
+        and isinstance(asked.get("changedPropIds", []), list)
+    )
 
 
 def _more_routes(server: flask.Flask, library: Library) -> None:

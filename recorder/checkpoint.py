@@ -25,6 +25,8 @@ from schedscope.recorder.rows import Row
 
 _NEAR = 4
 """Checkpoints. What a later one needs of requests that came before the last so many is carried."""
+_PIECES = 32
+"""Of one request, after which it is carried whole: one more is added by each checkpoint that it lives to see."""
 
 
 class Place(NamedTuple):
@@ -128,7 +130,7 @@ class CheckpointWriter:
         self._pieces = {
             live: pieces
             for live, pieces in self._pieces.items()
-            if all(piece.tick > near or piece.tick in carriers for piece in pieces)
+            if len(pieces) <= _PIECES and all(piece.tick > near or piece.tick in carriers for piece in pieces)
         }
 
     def _place_sequences(self, cache: RadixCache) -> None:

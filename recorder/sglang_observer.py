@@ -118,14 +118,14 @@ class Observer:
             self._entry_times[req.rid] = entry_time
         detail = {"processed_tokens": req.arrival_processed_tokens}
         self.tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
-        if self._paused:
-            self.tracer.hand_over()
+        self._hold_nothing_back()
 
     def aborts(self, rid: str, everyone: bool) -> None:
         """Before requests are taken back: those whose ids begin so, or all."""
         self._end_idle()
         for own in [own for own in self._lives if everyone or own.startswith(rid)]:
             self.tracer.on_event(Event("abort", time.perf_counter(), own))
+        self._hold_nothing_back()
 
     def turned_away(self, req: Req, message: str | None) -> None:
         """After a request ended outside of a batch."""
@@ -133,11 +133,18 @@ class Observer:
         live = self._lives.pop(req.rid, None)
         if live is not None:
             self.tracer.put_request(live, _ASKED(live.asked), "abort", message)
+        self._hold_nothing_back()
 
     def flushed(self) -> None:
         """After the prefix cache was emptied."""
         self._end_idle()
         self.tracer.on_event(Event("flush", time.perf_counter()))
+        self._hold_nothing_back()
+
+    def _hold_nothing_back(self) -> None:
+        """While turns are stopped: the next one, with which things are handed over, may be hours away."""
+        if self._paused:
+            self.tracer.hand_over()
 
     def retracted(self, reqs: Sequence[Req]) -> None:
         """After running requests lost their memory."""
@@ -284,7 +291,7 @@ class Observer:
             self._end_idle()
 
     def rests(self) -> None:
-        """After turns were stopped: the next one may be hours away."""
+        """After turns were stopped."""
         self._paused = True
         self.tracer.hand_over()
 
@@ -308,6 +315,8 @@ class Observer:
             if live is None:
                 continue
             outputs = req.output_ids
+            if len(outputs) < live.taken:  # preempted, it may have begun a new list
+                live.taken = 0
             if len(outputs) > live.taken:
                 rids.append(live.rid)
                 positions.append(live.prompt_len + live.output_len)

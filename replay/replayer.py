@@ -283,20 +283,23 @@ class Replayer:
         """
         wanted = sorted(set(numbers))
         rebuild, begun = None, BEGINNING
-        going: Iterator[Moment] | None = None
+        going: Iterator[Moment] = iter(())
+        reach = -1
+        """The last pass that this goes on to."""
         observed = is_observed(self.run.manifest)
-        for before, number in zip([None, *wanted], wanted, strict=False):
+        for number in wanted:
             seen = see(self.parts, self.config, number) if observed else None
             if observed and seen is None:
                 raise self._no_pass(number)
             try:
-                if going is None or before != number - 1:
+                if number > reach:
                     start = self._start_for(number)
                     if rebuild is None or start.pass_number > rebuild.scheduler.passes:
                         rebuild, begun = self.rebuild(start, listener), start
                         if listener is not None:
                             listener.attach(rebuild.scheduler)
-                    going = self._go_on(rebuild, begun, number, _last_in_a_row(wanted, number))
+                    reach = self._last_in_a_row(wanted, number, start)
+                    going = self._go_on(rebuild, begun, number, reach)
                 moment = next(going)
                 right = seen is None or self._is_right(seen, moment)
             except RunFormatError:
@@ -304,7 +307,7 @@ class Replayer:
                     raise
                 right = False
             if seen is not None and not right:
-                rebuild = going = None
+                rebuild, reach = None, -1
                 moment = seen.moment
                 if listener is not None:
                     listener.detach(number)
@@ -340,6 +343,15 @@ class Replayer:
         except RunFormatError as error:
             raise self._unreadable(str(error)) from None
         yield self._look_at_open_pass(rebuild, number)
+        if number < last:
+            raise self._no_pass(number + 1)
+
+    def _last_in_a_row(self, wanted: Sequence[int], number: int, start: Start) -> int:
+        """The last pass up to which, from this one on, every one is wanted and none has a nearer place to begin."""
+        others = set(wanted)
+        while number + 1 in others and self.start_before(number + 1) == start:
+            number += 1
+        return number
 
     def walk(
         self, number: int, listener: Listener | None = None, after_step: Callable[[], None] | None = None
@@ -444,11 +456,3 @@ class Replayer:
         passes = self.run.passes(self.rank)
         known = f"passes {passes.first} to {passes.last}" if passes.count else "no pass"
         return RunNotFoundError(f"{self.run.path}: no pass {number} on rank {self.rank}; it has {known}")
-
-
-def _last_in_a_row(numbers: Sequence[int], number: int) -> int:
-    """Of ascending numbers the last one up to which, from this one on, none is left out."""
-    there = set(numbers)
-    while number + 1 in there:
-        number += 1
-    return number

@@ -311,6 +311,8 @@ def test_other_web_pages_may_link_here_and_no_more(library: Library) -> None:
         b'{"output": "a.b", "inputs": []}',
         b'{"output": ["answer.data"], "inputs": []}',
         b'{"output": "answer.data"}',
+        b'{"output": "answer.data", "outputs": {"id": "answer", "property": "data"}, "inputs": [{}]}',
+        b'{"output": "answer.data", "outputs": "x", "inputs": [{"id": "question", "property": "data"}]}',
     ],
 )
 def test_what_no_page_asks_is_refused(library: Library, body: bytes, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from schedscope.cli.main import main
 from schedscope.engine.config import SchedulerConfig
+from schedscope.engine.errors import RunNotFoundError
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.hello import Description, Detail, Source
 from schedscope.recorder.manifest import create_run
@@ -15,6 +16,7 @@ from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.sink import open_sink
 from schedscope.replay.follow import follow
+from schedscope.replay.replayer import Replayer
 from schedscope.replay.verify import verify
 from simulation import Workload, record
 
@@ -83,6 +85,10 @@ def test_a_pass_whose_step_has_not_ended(tmp_path: Path, capsys: pytest.CaptureF
         assert run.passes(0).last == 1
         found = verify(run, 0)
         assert (found.passes, found.open_pass, found.divergence) == (1, 1, None)
+        visited = Replayer(run, 0).visit([0, 1, 2])
+        assert [next(visited).number, next(visited).number] == [0, 1]
+        with pytest.raises(RunNotFoundError, match="no pass 2 on rank 0"):
+            next(visited)
         assert main(["replay", "all", "--run", str(run_dir)]) == 0
         assert "pass 1 is not among them: its step has not ended" in capsys.readouterr().out
         assert main(["replay", "pass", "1", "--run", str(run_dir), "--json"]) == 0

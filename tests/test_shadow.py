@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -143,6 +145,43 @@ def test_what_the_log_has_is_not_carried_again(tmp_path: Path) -> None:
     assert all(not row["carried"] for row in rows if row["seq"] < first), "all is in `tokens` since the beginning"
     others = [len(row["carried"]) for row in rows if row["seq"] > first and row not in alone]
     assert sum(others) < sum(len(row["carried"]) for row in alone)
+
+
+def test_requests_that_live_long_do_not_make_checkpoints_grow(tmp_path: Path) -> None:
+    config = BUSY.replace(max_total_tokens=20_000)
+    path = record(tmp_path, config, seed=3, requests=6, checkpoint_every=NEVER, outputs=(400, 500))
+    shadow_run(path, config, work=1, repeat=NEVER)
+    run = Run.open(path)
+    rows = run.table("checkpoints", 0, ["step", "state", "carried"]).to_pylist()
+    pieces = [max(map(len, msgspec.msgpack.decode(row["state"])["requests"]), default=0) for row in rows]
+    assert len(rows) > 100
+    assert 10 < max(pieces) <= 33
+    starts = checkpoints(run)
+    assert verify(run, 0, start_pass=starts[-1].pass_number).divergence is None
+
+
+def test_passes_in_a_row_are_visited_across_a_gap_that_a_checkpoint_bridges(tmp_path: Path) -> None:
+    path = busy_run(tmp_path)
+    shadow_run(path, BUSY, work=1)
+    segment = list_segments(path, 0)[1]
+    step, seq, made = (TABLES["steps"].names[1:].index(name) for name in ("step", "seq", "pass"))
+    found: list[int] = []
+
+    def lose_a_step(rows: Rows) -> None:
+        steps = sorted(rows["steps"])
+        passes = [place for place, row in enumerate(steps) if row[made] is not None]
+        here = next(one for one, other in pairwise(passes) if other - one > 4)
+        found.extend((steps[here][made], steps[here][made] + 1))
+        lost = steps[here + 2]
+        assert lost[made] is None
+        assert lost[step] == steps[here][step] + 2
+        rows["steps"] = [row for row in steps if row[seq] != lost[seq]]
+
+    rewrite(segment, lose_a_step)
+    replayer = Replayer(Run.open(path), 0)
+    assert [moment.number for moment in replayer.visit(found)] == found
+    views = [moment.view for moment in (replayer.at(found[1]), list(replayer.visit(found))[1])]
+    assert [each.rid for each in views[0].queue] == [each.rid for each in views[1].queue]
 
 
 def test_merged_parts_replay_from_their_checkpoints(tmp_path: Path) -> None:
