@@ -36,7 +36,7 @@ ENDINGS = {
 }
 STOPS = {
     "queue_end": "everyone was looked at",
-    "budget": "the pass's prefill budget was spent before the next request",
+    "budget": "the pass's token budget was spent before the next request",
     "no_slot": "no running slot for the next request",
     "preempt_failed": "no running slot, and no set of running requests could be preempted for the next request",
 }
