@@ -284,7 +284,7 @@ class Replayer:
         wanted = sorted(set(numbers))
         rebuild, begun = None, BEGINNING
         going: Iterator[Moment] = iter(())
-        reach = -1
+        reach: int | None = None
         """The last pass that this goes on to."""
         observed = is_observed(self.run.manifest)
         for number in wanted:
@@ -292,7 +292,7 @@ class Replayer:
             if observed and seen is None:
                 raise self._no_pass(number)
             try:
-                if number > reach:
+                if reach is None or number > reach:
                     start = self._start_for(number)
                     if rebuild is None or start.pass_number > rebuild.scheduler.passes:
                         rebuild, begun = self.rebuild(start, listener), start
@@ -307,7 +307,7 @@ class Replayer:
                     raise
                 right = False
             if seen is not None and not right:
-                rebuild, reach = None, -1
+                rebuild = reach = None
                 moment = seen.moment
                 if listener is not None:
                     listener.detach(number)
