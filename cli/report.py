@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from schedscope.cli.options import LogDir
+from schedscope.cli.options import LogDir, RunName
 from schedscope.cli.output import console
 from schedscope.dashboard.cursor import Cursor
 from schedscope.dashboard.desk import Desk
@@ -17,7 +17,7 @@ from schedscope.recorder.run import default_log_dir, resolve_run
 
 
 def report(
-    run: Annotated[str | None, Parameter(help="Path, URL or name of a run; by default the newest.")] = None,
+    run: RunName = None,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("report.html"),
     log: LogDir = None,

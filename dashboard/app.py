@@ -172,7 +172,8 @@ def _is_question(asked: dict[str, Any]) -> bool:
         and isinstance(inputs, list)
         and len(inputs) == 1
         and isinstance(inputs[0], dict)
-        and {name: inputs[0].get(name) for name in ("id", "property")} == {"id": "question", "property": "data"}
+        and inputs[0].get("id") == "question"
+        and inputs[0].get("property") == "data"
         and isinstance(asked.get("state", []), list)
         and isinstance(asked.get("changedPropIds", []), list)
     )

@@ -135,7 +135,7 @@ def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
     if waiting:
         texts: list[Any] = [None if told.names is None else "[]"] * waiting
         if told.keys:
-            texts = list(key_texts(told.keys))
+            texts = key_texts(told.keys)
         rids += map(told.rids.__getitem__, positions)
         prefix_lens += map(told.prefix_lens.__getitem__, positions)
         matched += map(told.matched.__getitem__, positions)
