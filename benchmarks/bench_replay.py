@@ -302,7 +302,7 @@ def main() -> int:
         sglang_order.prepare()
     result: Json = {"python": platform.python_version()}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.run or Path(scratch)
+        folder = args.keep or Path(scratch)
         known = sorted(folder.glob("*-bench")) if folder.exists() else []
         if known:
             path = known[-1]
