@@ -35,6 +35,10 @@ class KVPool:
         """Free tokens, whole pages."""
         return (len(self._freed) + self.num_pages - self._fresh) * self.page_size
 
+    def whole(self, count: int) -> int:
+        """Tokens of the pages that hold `count` tokens of one holder."""
+        return -(-count // self.page_size) * self.page_size
+
     def extend(self, row: array[int], end: int) -> None:
         """Append slots to `row` until it holds `end`; fills its last page first. Raises PoolExhaustedError."""
         page = self.page_size

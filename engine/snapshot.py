@@ -205,14 +205,18 @@ def _set_facts(node: Node, row: Sequence[Any]) -> None:
 
 
 def _hand_out_slots(scheduler: Scheduler, held: Sequence[Live], lengths: Sequence[int]) -> None:
-    """Slots for every cache node, then for what each request holds behind its locked prefix."""
-    pool, cache = scheduler.state.pool, scheduler.state.cache
-    for node in cache.nodes():
-        pool.extend(node.slots, len(node))
-    for live, length in zip(held, lengths, strict=True):
-        own: array[int] = array("i")
-        pool.extend(own, length - live.protected_len)
+    """Slots for every cache node, all of whole pages, then for what each request holds behind its locked prefix."""
+    pool, nodes = scheduler.state.pool, list(scheduler.state.cache.nodes())
+    owned = [length - live.protected_len for live, length in zip(held, lengths, strict=True)]
+    slots: array[int] = array("i")
+    pool.extend(slots, sum(map(len, nodes)) + sum(map(pool.whole, owned)))
+    given = 0
+    for node in nodes:
+        node.slots = slots[given : given + len(node)]
+        given += len(node)
+    for live, count in zip(held, owned, strict=True):
         if live.lock is not None and live.protected_len:
-            for node in cache.path(live.lock):
+            for node in scheduler.state.cache.path(live.lock):
                 live.row.extend(node.slots)
-        live.row.extend(own)
+        live.row.extend(slots[given : given + count])
+        given += pool.whole(count)
