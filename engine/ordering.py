@@ -22,6 +22,7 @@ from schedscope.engine.dedup import Duplicate, Herds, find_duplicates
 from schedscope.engine.errors import ConfigError
 from schedscope.engine.looks import Looks
 from schedscope.engine.radix import Match, Node, RadixCache
+from schedscope.engine.tokens import TOKEN_BYTES
 from schedscope.engine.view import Running, Waiting
 
 _RID, _PROMPT_LEN, _ENTRY_TIME, _MATCHED = (
@@ -304,8 +305,8 @@ def _lpm(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts
     return Keys(LpmKey, _negative_matched(queue, duplicates)), facts.random_state
 
 
-def _dfs_weight(_queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-    return Keys(DfsWeightKey, dfs_branches(facts.cache, facts.matches)), facts.random_state
+def _dfs_weight(queue: Sequence[Waiting], _: Sequence[Duplicate | None], facts: Facts) -> Keyed:
+    return Keys(DfsWeightKey, dfs_branches(facts.cache, queue, facts.matches)), facts.random_state
 
 
 def _hrrn(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
@@ -532,16 +533,31 @@ class _Way(NamedTuple):
     """Requests that go it to the end."""
 
 
-def dfs_branches(cache: RadixCache, matches: Sequence[Match]) -> list[Branches]:
+def dfs_branches(cache: RadixCache, queue: Sequence[Waiting], matches: Sequence[Match]) -> list[Branches]:
     """For each match its way down the tree, as sort keys: heavier branches first, a node's own requests last.
 
-    Only the places count at which requests part, so a key is short however deep the tree. A match that ends inside
-    a node stands where the split that SGLang makes there would put it.
+    Only the places count at which requests part, so a key is short however deep the tree, and of most ways only the
+    first step is looked at. A match that ends inside a node stands where the split that SGLang makes there would put
+    it.
     """
     cuts: dict[Node, dict[int, _Cut]] = {}
     ends = [match.node if match.node.whole is match else _end(match, cache, cuts) for match in matches]
-    ways = [_Way(_steps(end, cuts), end, weight) for end, weight in Counter(ends).items()]
-    return list(map(_part(ways).__getitem__, ends))
+    weights = Counter(ends)
+    branches: dict[Step, Branches] = {}
+    tops, page = cache.root.children, cache.page_size * TOKEN_BYTES
+    together: dict[Node, list[Step]] = {}
+    for end, request in dict(zip(ends, queue, strict=True)).items():
+        if end is cache.root:
+            branches[end] = (_OWN,)
+        else:
+            together.setdefault(tops[request.space + request.tokens[:page]], []).append(end)
+    for top, group in together.items():
+        branch = -sum(map(weights.__getitem__, group)), top.creation
+        if len(group) == 1:
+            branches[group[0]] = (branch, _OWN)
+        else:
+            branches |= _part([_Way(_steps(end, cuts), end, weights[end]) for end in group], branch)
+    return list(map(branches.__getitem__, ends))
 
 
 def _end(match: Match, cache: RadixCache, cuts: dict[Node, dict[int, _Cut]]) -> Step:
@@ -569,12 +585,13 @@ def _steps(end: Step, cuts: Mapping[Node, Mapping[int, _Cut]]) -> list[Step]:
     return steps
 
 
-def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
-    """Branches by end: a level wherever some of the ways part."""
+def _part(ways: Sequence[_Way], branch: tuple[float, float]) -> dict[Step, Branches]:
+    """Branches by end, of ways that begin with one step together: a level wherever some of them part."""
     branches: dict[Step, Branches] = {}
-    together: list[tuple[Sequence[_Way], int, Branches]] = [(ways, 0, ())]
+    together: list[tuple[Sequence[_Way], int, Branches]] = [(ways, 1, (branch,))]
     while together:
         ways, depth, above = together.pop()
+        depth = _fork(ways, depth)
         groups: dict[Step | None, list[_Way]] = {}
         for way in ways:
             groups.setdefault(way.steps[depth] if depth < len(way.steps) else None, []).append(way)
@@ -585,7 +602,7 @@ def _part(ways: Sequence[_Way]) -> dict[Step, Branches]:
             if len(group) == 1:
                 branches[group[0].end] = (*below, _OWN)
             else:
-                together.append((group, _fork(group, depth + 1), below))
+                together.append((group, depth + 1, below))
     return branches
 
 
