@@ -304,21 +304,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     parser.add_argument("--repeat", type=int, default=51, help="passes per median")
-    parser.add_argument("--workloads", default=",".join(workload.name for workload in WORKLOADS))
-    parser.add_argument("--policies", default=",".join(CACHE_AWARE))
-    parser.add_argument("--situations", default=",".join(SITUATIONS))
+    names = [workload.name for workload in WORKLOADS]
+    parser.add_argument("--workloads", nargs="+", default=names, choices=names)
+    parser.add_argument("--policies", nargs="+", default=list(CACHE_AWARE), choices=CACHE_AWARE)
+    parser.add_argument("--situations", nargs="+", default=list(SITUATIONS), choices=SITUATIONS)
     args = parser.parse_args()
     if sglang_order is None:
         print(f"without SGLang, ours only: {WITHOUT_SGLANG}", file=sys.stderr)
     else:
         sglang_order.prepare()
-    chosen = [workload for workload in WORKLOADS if workload.name in args.workloads.split(",")]
+    chosen = [workload for workload in WORKLOADS if workload.name in args.workloads]
     print("microseconds, median of", args.repeat)
     print(RACE_HEAD)
     races = []
     for workload in chosen:
-        for situation in args.situations.split(","):
-            for policy in args.policies.split(","):
+        for situation in args.situations:
+            for policy in args.policies:
                 races.append(measure(workload, policy, situation, args.repeat))
                 print(race_line(races[-1]), flush=True)
     steps = [measure_step(workload, args.repeat) for workload in chosen]

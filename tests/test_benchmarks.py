@@ -32,6 +32,18 @@ def test_a_live_reader_misses_nothing(tmp_path: Path) -> None:
     assert [look["passes_behind_max"] for look in looks.values()] == [0, 0, 0]
 
 
+def test_a_kept_run_is_verified_again(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "bench_replay.py"), "--passes", "60", "--at", "2", "--race", "20"]
+    command += ["--jobs", "1", "--keep", str(tmp_path / "run"), "--json", str(tmp_path / "figures.json")]
+    environ = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "tests")}
+    for parts in ({"run", "access", "rebuild", "verify", "command"}, {"access", "rebuild", "verify", "command"}):
+        ended = subprocess.run(command, capture_output=True, text=True, env=environ)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        figures = json.loads((tmp_path / "figures.json").read_text())
+        assert parts == figures.keys() - {"python"}
+        assert figures["verify"]["passes"] == 20
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("bench_*.py")))
 def test_benchmarks_start(name: str) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"]
