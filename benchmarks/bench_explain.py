@@ -77,7 +77,7 @@ def measure(path: Path, requests: int) -> Json:
     chance = random.Random(1)
     whole = Times()
     ledger = whole.take(lambda: run_ledger(Run.open(path)))
-    assert sum(each.ns for each in ledger.causes) == ledger.waited_ns
+    assert sum(each.ns for each in ledger.causes) == ledger.queued_ns
     known = Run.open(path)
     rids = known.table("requests", 0, ["rid"])["rid"].to_pylist()
     passes = known.passes(0).count
@@ -86,7 +86,7 @@ def measure(path: Path, requests: int) -> Json:
     checked = 0
     for rid in asked:
         one = alone.take(lambda rid=rid: request_ledger(Run.open(path), rid))
-        assert sum(part.ns for part in one.parts) == one.waited_ns
+        assert sum(part.ns for part in one.parts) == one.queued_ns
         found = explained.take(lambda rid=rid: explain_request(Run.open(path), rid))
         assert found.ledger == one
         checked += found.checked

@@ -155,7 +155,7 @@ def _show_request(found: RequestExplanation) -> None:
         for row in ledger_rows(ledger):
             table.add_row(*map(Text, row))
         console.print(table)
-        _line(f"{ledger.waited_ns:,} ns in all, each charged once.", "dim")
+        _line(f"{ledger.queued_ns:,} ns in all, each charged once.", "dim")
     for look in found.looks:
         console.print()
         _line(look_title(look), "bold")
@@ -219,18 +219,18 @@ def _show_run(ledger: RunLedger) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("waited for", "hit hardest"):
         table.add_column(name, overflow="fold")
-    shown = [each for each in ledger.causes if each.ns * 200 >= ledger.waited_ns]
+    shown = [each for each in ledger.causes if each.ns * 200 >= ledger.queued_ns]
     for each in shown:
         hit = f"{printable(each.worst_rid)} {duration(each.worst_ns)}"
         table.add_row(
-            duration(each.ns), f"{each.ns / ledger.waited_ns:.0%}", f"{each.requests:,}", total_words(each), Text(hit)
+            duration(each.ns), f"{each.ns / ledger.queued_ns:.0%}", f"{each.requests:,}", total_words(each), Text(hit)
         )
     rest = ledger.causes[len(shown) :]
     if rest:
         ns = sum(each.ns for each in rest)
-        table.add_row(duration(ns), f"{ns / ledger.waited_ns:.0%}", "", f"{len(rest)} others", "")
+        table.add_row(duration(ns), f"{ns / ledger.queued_ns:.0%}", "", f"{len(rest)} others", "")
     console.print(table)
-    _line(f"{ledger.waited_ns:,} ns in all, each charged once.", "dim")
+    _line(f"{ledger.queued_ns:,} ns in all, each charged once.", "dim")
     if ledger.blamed:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="bold")

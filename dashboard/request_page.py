@@ -266,14 +266,14 @@ def ledger(desk: Desk) -> Figure:
     if story is None:
         return figures.blank(desk.theme, "no request is chosen")
     found = ledger_of(desk, story)
-    if not found.waited_ns:
+    if not found.queued_ns:
         return figures.blank(desk.theme, "it never waited in the queue")
     pieces = []
     for (cause, after), ns in found.by_cause().items():
         label = CAUSES.get(cause, cause) + (f", after it was {after}" if after else "")
-        share = words.share(ns / found.waited_ns)
+        share = words.share(ns / found.queued_ns)
         pieces.append(Piece(label, ns / 1e9, CAUSE_HUES.get(cause, GREY), f"{label}: {words.nanoseconds(ns)}, {share}"))
-    figure = figures.one_bar(pieces, desk.theme, unit="s", total=found.waited_ns / 1e9)
+    figure = figures.one_bar(pieces, desk.theme, unit="s", total=found.queued_ns / 1e9)
     figure["layout"]["showlegend"] = True
     figure["layout"]["legend"]["traceorder"] = "normal"
     return figure
@@ -306,7 +306,7 @@ def parts_table(desk: Desk) -> Component:
         caption="Its time in the queue, part by part",
         id="ledger-table",
     )
-    total = f"{len(found.parts):,} parts add up to {found.waited_ns:,} ns"
+    total = f"{len(found.parts):,} parts add up to {found.queued_ns:,} ns"
     if len(found.parts) > _SHOWN:
         total += f"; the {_SHOWN} largest are shown"
     return parts.card("Its ledger", table, note=total, wide=True)
@@ -327,7 +327,7 @@ def _part_row(desk: Desk, found: RequestLedger, part: Part) -> list[Any]:
         "" if part.rid is None else request_link(desk.cursor, found.rank, part.rid, 24),
         part.reason or "" if part.running is None else slots_words(part.running, part.slots),
         words.nanoseconds(part.ns),
-        words.share(part.ns / found.waited_ns if found.waited_ns else None),
+        words.share(part.ns / found.queued_ns if found.queued_ns else None),
         words.count(part.times),
         passes,
         pass_link(desk.cursor, found.rank, part.worst_pass),

@@ -32,7 +32,7 @@ _NAMES = {"pass_number": "pass", "number": "pass"}
 
 def ledger_json(ledger: RequestLedger) -> dict[str, Any]:
     """A request's ledger."""
-    return {**plain(ledger), "waited_ns": ledger.waited_ns, "sentence": request_sentence(ledger)}
+    return {**plain(ledger), "queued_ns": ledger.queued_ns, "sentence": request_sentence(ledger)}
 
 
 def request_json(found: RequestExplanation) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def request_sentence(ledger: RequestLedger) -> str:
     who = printable(ledger.rid)
     if not ledger.spans:
         return f"{who} was never in the queue."
-    total = ledger.waited_ns
+    total = ledger.queued_ns
     waited = f"{who} has waited {duration(total)} so far" if ledger.waits else f"{who} waited {duration(total)}"
     if len(ledger.spans) > 1:
         waited += f", in {len(ledger.spans)} stays"
@@ -157,7 +157,7 @@ def stay_words(span: Span) -> str:
 
 def ledger_rows(ledger: RequestLedger) -> list[tuple[str, str, str, str, str]]:
     """The ledger as lines: time, share, cause, whom it is charged to, and where to look."""
-    total = ledger.waited_ns
+    total = ledger.queued_ns
     groups: dict[tuple[str | None, str, str], list[Part]] = {}
     for part in ledger.parts:
         groups.setdefault((part.after, part.cause, cause_words(part)), []).append(part)
@@ -544,10 +544,10 @@ def run_sentence(ledger: RunLedger) -> str:
     for each in ledger.causes:
         sums[each.cause, each.after] += each.ns
     reasons = ", ".join(
-        f"{ns / ledger.waited_ns:.0%} {_SENTENCES[cause]}" + (f", after they were {after}" if after else "")
+        f"{ns / ledger.queued_ns:.0%} {_SENTENCES[cause]}" + (f", after they were {after}" if after else "")
         for (cause, after), ns in sums.most_common(_NAMED)
-        if ns * 20 >= ledger.waited_ns
+        if ns * 20 >= ledger.queued_ns
     )
     still = f" ({ledger.open:,} still wait)" if ledger.open else ""
-    waited = f"{count(ledger.requests, 'request')}{still} waited {duration(ledger.waited_ns)} in all"
+    waited = f"{count(ledger.requests, 'request')}{still} waited {duration(ledger.queued_ns)} in all"
     return f"{waited}: {reasons}." if reasons else f"{waited}."

@@ -110,14 +110,14 @@ class RequestLedger(NamedTuple):
     rid: str
     spans: tuple[Span, ...]
     parts: tuple[Part, ...]
-    """Largest first. They sum to `waited_ns`."""
+    """Largest first. They sum to `queued_ns`."""
     lives: int
     """Requests of this name on this rank; this is the last of them."""
     unmeasured: int
     """Stays after a retraction or preemption that were not recorded, at levels below `decisions`."""
 
     @property
-    def waited_ns(self) -> int:
+    def queued_ns(self) -> int:
         """All its time in the queue."""
         return sum(span.ns for span in self.spans)
 
@@ -181,10 +181,10 @@ class Blame(NamedTuple):
 class RunLedger(NamedTuple):
     """The time in the queue of all requests of a run."""
 
-    waited_ns: int
+    queued_ns: int
     requests: int
     causes: tuple[CauseTotal, ...]
-    """Largest first. They sum to `waited_ns`."""
+    """Largest first. They sum to `queued_ns`."""
     blamed: tuple[Blame, ...]
     """The requests that cost others most, largest first."""
     waited: tuple[tuple[int, str, int], ...]
@@ -240,10 +240,10 @@ def run_ledger(run: Run, most: int = 10) -> RunLedger:
         rows: list[tuple[Any, ...]] = connection.execute(query, [most] if "?" in query else []).fetchall()
         return rows
 
-    ((waited_ns, requests, still),) = all_of(_TOTAL)
+    ((queued_ns, requests, still),) = all_of(_TOTAL)
     ((lost,),) = all_of("SELECT coalesce(sum(retractions + preemptions), 0)::BIGINT FROM requests")
     return RunLedger(
-        waited_ns=waited_ns,
+        queued_ns=queued_ns,
         requests=requests,
         causes=tuple(CauseTotal._make((*row[:8], _mark(run, *row[8:]))) for row in all_of(_CAUSES)),
         blamed=tuple(Blame(*row) for row in all_of(_BLAMED)),

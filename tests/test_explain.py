@@ -357,7 +357,7 @@ def test_every_request_has_an_explanation_that_adds_up(tmp_path: Path) -> None:
     for row in run.rows("requests"):
         found = explain_request(run, row["rid"])
         assert found.unseen is None
-        assert sum(part.ns for part in found.ledger.parts) == found.ledger.waited_ns
+        assert sum(part.ns for part in found.ledger.parts) == found.ledger.queued_ns
         assert request_sentence(found.ledger).startswith(f"{row['rid']} waited ")
         checked += found.checked
         passes = {r["pass"]: r for r in run.request_rows(row["rid"])["decisions"] if r["place_before"] is not None}
@@ -406,7 +406,7 @@ def test_without_tokens_the_ledger_is_all_there_is(tmp_path: Path) -> None:
     assert found.looks == ()
     assert found.unseen is not None
     assert "--tokens none" in found.unseen
-    assert sum(part.ns for part in found.ledger.parts) == found.ledger.waited_ns > 0
+    assert sum(part.ns for part in found.ledger.parts) == found.ledger.queued_ns > 0
 
 
 # ---- the command ---------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_as_json_it_is_one_document(busy: Path, capsys: pytest.CaptureFixture[st
     request = ask("r9")
     assert request["schema"] == "schedscope.explain-request/1"
     ledger = request["ledger"]
-    assert sum(part["ns"] for part in ledger["parts"]) == ledger["waited_ns"]
+    assert sum(part["ns"] for part in ledger["parts"]) == ledger["queued_ns"]
     assert {"rid", "pass", "place"} <= {*request["looks"][0], *request["looks"][0]["place"]}
     found = ask("pass", "12")
     assert (found["schema"], found["pass"]) == ("schedscope.explain-pass/1", 12)
@@ -451,7 +451,7 @@ def test_as_json_it_is_one_document(busy: Path, capsys: pytest.CaptureFixture[st
     asked = ask("pass", "12", "--request", last)["places"]
     assert [place["rid"] for place in asked if place["elsewhere"]] == [last]
     whole = ask("run")
-    assert sum(cause["ns"] for cause in whole["causes"]) == whole["waited_ns"]
+    assert sum(cause["ns"] for cause in whole["causes"]) == whole["queued_ns"]
 
 
 @pytest.mark.parametrize(

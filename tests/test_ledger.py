@@ -112,7 +112,7 @@ def check_sums(run: Run, every: int = 6) -> set[tuple[str, str | None]]:
     ).fetchall()
     assert all(length == charged and (least or 0) >= 0 for _, _, length, charged, least in spans)
     whole = run_ledger(run)
-    assert whole.waited_ns == sum(each.ns for each in whole.causes) == sum(span[2] for span in spans)
+    assert whole.queued_ns == sum(each.ns for each in whole.causes) == sum(span[2] for span in spans)
     stays = Counter((rid, after) for rid, after, *_ in spans)
     of_one = (
         "SELECT c.cause, s.after, n.rid, c.reason, c.running, min(c.step), max(c.step), sum(c.ns)::BIGINT FROM charge "
@@ -129,7 +129,7 @@ def check_sums(run: Run, every: int = 6) -> set[tuple[str, str | None]]:
         ledger = request_ledger(run, rid)
         left = row["admit_ns"] if row["admit_ns"] is not None else row["finish_ns"]
         assert ledger.spans[0].ns == left - row["queue_ns"]
-        assert sum(each.ns for each in ledger.parts) == ledger.waited_ns
+        assert sum(each.ns for each in ledger.parts) == ledger.queued_ns
         assert all(each.ns >= each.gated_ns >= 0 for each in ledger.parts)
         among = connection.execute(of_one, [rid]).fetchall()
         assert {
@@ -320,7 +320,7 @@ def test_preempted_requests_wait_again_for_whom_it_was(tmp_path: Path) -> None:
     (first, again) = ledger.spans
     assert (first.after, again.after, again.by, again.lost_pass) == (None, "preempted", "high", 1)
     assert again.ns == sum(each.ns for each in ledger.parts if each.after == "preempted") == 20 * MS
-    assert run_ledger(run).waited_ns == ledger.waited_ns + request_ledger(run, "high").waited_ns
+    assert run_ledger(run).queued_ns == ledger.queued_ns + request_ledger(run, "high").queued_ns
 
 
 def test_the_delayer_and_free_slots_are_charged_as_such(tmp_path: Path) -> None:
@@ -381,9 +381,9 @@ def test_who_still_waits_is_charged_up_to_the_end_of_the_log(tmp_path: Path) -> 
     run = bench.stop()
     ledger = request_ledger(run, "waits")
     assert ledger.waits
-    assert ledger.waited_ns == sum(each.ns for each in ledger.parts) == 50 * MS
+    assert ledger.queued_ns == sum(each.ns for each in ledger.parts) == 50 * MS
     assert run_ledger(run).open == 1
-    assert run_ledger(run).waited_ns == 50 * MS
+    assert run_ledger(run).queued_ns == 50 * MS
 
 
 def test_of_those_who_waited_as_long_the_first_by_name_is_named(tmp_path: Path) -> None:
@@ -407,8 +407,8 @@ def test_of_requests_of_one_name_it_is_the_last(tmp_path: Path) -> None:
         bench.step()
     run = bench.run()
     ledger = request_ledger(run, "again")
-    assert (ledger.lives, ledger.waited_ns) == (2, 30 * MS)
-    assert run_ledger(run).waited_ns == 40 * MS
+    assert (ledger.lives, ledger.queued_ns) == (2, 30 * MS)
+    assert run_ledger(run).queued_ns == 40 * MS
 
 
 def test_who_left_the_queue_otherwise_has_waited_too(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_who_left_the_queue_otherwise_has_waited_too(tmp_path: Path) -> None:
         bench.step()
     bench.scheduler.abort("gives up", 0.0)
     ledger = request_ledger(bench.run(), "gives up")
-    assert (ledger.waited_ns, ledger.spans[-1].left_as) == (30 * MS, "abort")
+    assert (ledger.queued_ns, ledger.spans[-1].left_as) == (30 * MS, "abort")
 
 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_run_in_which_no_one_waits_has_a_ledger(tmp_path: Path, requests: int)
     for number in range(requests):
         bench.arrive(f"r{number}", [1])
     ledger = run_ledger(bench.run())
-    assert ledger.waited_ns == sum(each.ns for each in ledger.causes) == 0
+    assert ledger.queued_ns == sum(each.ns for each in ledger.causes) == 0
 
 
 def test_the_shares_of_a_piece_are_whole_however_it_divides(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def milestones(life: Life, first_ns: int, look: Look, width: int) -> Text:
         for name in ("retractions", "preemptions"):
             if row[name]:
                 text.append(f"  {row[name]} {name}", look.of(VERDICTS, "refused"))
-    if life.ledger is not None and life.ledger.waited_ns:
+    if life.ledger is not None and life.ledger.queued_ns:
         text.append("\n")
         text.append_text(cause_band(life.ledger, look, width))
     elif life.problem is not None:
@@ -168,7 +168,7 @@ def cause_band(ledger: RequestLedger, look: Look, width: int) -> Text:
     sums: dict[str, int] = {}
     for part in ledger.parts:
         sums[part.cause] = sums.get(part.cause, 0) + part.ns
-    total = max(1, ledger.waited_ns)
+    total = max(1, ledger.queued_ns)
     text = Text(no_wrap=True, overflow="crop")
     left = width
     for cause, ns in sorted(sums.items(), key=lambda item: -item[1]):

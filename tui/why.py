@@ -199,7 +199,7 @@ def elsewhere_lines(place: ExplainedPlace, page: Page, look: Look) -> list[Line]
 
 def ledger_lines(ledger: RequestLedger, look: Look, most: int = _PARTS) -> list[Line]:
     """What it waited for, the largest cause first, with whom it is charged to and the pass that cost most of it."""
-    total = ledger.waited_ns
+    total = ledger.queued_ns
     head = f"It waited {seconds(total / 1e9)} in the queue" + (" so far" if ledger.waits else "")
     lines: list[Line] = [(Span(head, "bold"),)]
     groups: dict[tuple[str | None, str], list[Part]] = {}
