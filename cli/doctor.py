@@ -118,7 +118,7 @@ def _show_finding(run: Run, found: Examination, number: int, finding: Finding) -
     where = "" if finding.rank is None or len(run.ranks) < 2 else f", rank {finding.rank}"
     grid.add_row("   found by", Text(f"{finding.detector}{where}"))
     if finding.cost_s:
-        share = f", {finding.cost_s / found.waiting_s:.0%} of all" if found.waiting_s >= finding.cost_s > 0 else ""
+        share = f", {min(finding.cost_s / found.waiting_s, 1.0):.0%} of all" if found.waiting_s else ""
         grid.add_row("   costs", Text(f"{span(finding.cost_s)} of waiting{share}"))
     for place, evidence in enumerate(finding.evidence[:_SHOWN_EVIDENCE]):
         grid.add_row("   look at" if place == 0 else "", Text(printable(_evidence_words(evidence))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from cyclopts import App
 from rich.padding import Padding
 from rich.table import Table
@@ -119,7 +121,7 @@ def whole_run(run: RunName = None, *, log: LogDir = None, most: int = 10, json: 
     if json:
         print_json("schedscope.explain-run/1", {"run": recorded.where, **run_json(ledger)})
     else:
-        _show_run(ledger)
+        _show_run(ledger, recorded.where)
     return 0
 
 
@@ -208,7 +210,7 @@ def _show_pass(found: PassExplanation) -> None:
         _line(f"{count(found.checked, 'claim')} checked by deciding again.", "dim")
 
 
-def _show_run(ledger: RunLedger) -> None:
+def _show_run(ledger: RunLedger, where: str) -> None:
     _line(run_sentence(ledger), "bold")
     _show_unmeasured(ledger.unmeasured)
     if not ledger.causes:
@@ -246,5 +248,5 @@ def _show_run(ledger: RunLedger) -> None:
         console.print(table)
     rank, rid, ns = ledger.waited[0]
     console.print()
-    where = f" --rank {rank}" if rank else ""
-    _line(f"Who waited longest, {duration(ns)}: schedscope explain {printable(rid)}{where}")
+    words = ["schedscope", "explain", rid, *(["--rank", str(rank)] if rank else []), "--run", where]
+    _line(f"Who waited longest, {duration(ns)}: {printable(shlex.join(words))}")

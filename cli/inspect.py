@@ -31,7 +31,8 @@ def inspect(run: RunName = None, *, log: LogDir = None, table: str | None = None
     """
     if table is not None and table not in TABLES:
         raise UsageError(f"--table {table}: no such table; there are: {', '.join(TABLES)}")
-    found = measure(Run.open(resolve_run(run, log)))
+    recorded = Run.open(resolve_run(run, log))
+    found = measure(recorded)
     if json:
         print_json("schedscope.inspect/1", _json(found))
         return 0
@@ -42,6 +43,14 @@ def inspect(run: RunName = None, *, log: LogDir = None, table: str | None = None
         markup=False,
         soft_wrap=True,
     )
+    kept = recorded.manifest.kept
+    if kept is not None:
+        console.print(
+            f"cut out of {printable(kept.run)}, from {kept.before_s:g} s before to {kept.after_s:g} s behind "
+            f"{kept.at[:19].replace('T', ' ')} UTC: {printable(kept.reason)}",
+            markup=False,
+            soft_wrap=True,
+        )
     if found.overhead is not None:
         console.print(
             f"recording took {found.overhead.per_step_us:.1f} µs a step on the schedulers' threads, "

@@ -18,8 +18,8 @@ from schedscope.cli.options import LogDir, RunName
 from schedscope.cli.output import console, print_json
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.run import Run, resolve_run
-from schedscope.recorder.schema import TABLES
 from schedscope.replay.describe import printable
+from schedscope.replay.measures import connect_for
 
 Format = Literal["table", "csv", "json", "parquet"]
 
@@ -33,7 +33,7 @@ def query(
     format: Format = "table",
     output: Path | None = None,
 ) -> int:
-    """Ask a run anything: its tables (see docs/schema.md) are views.
+    """Ask a run anything: its tables (see docs/schema.md) are views, and so are `measured`, `turns` and `again`.
 
     Parameters
     ----------
@@ -47,8 +47,7 @@ def query(
     recorded = Run.open(resolve_run(run, log))
     if format == "parquet" and output is None:
         raise UsageError("query: --format parquet needs --output FILE")
-    named = [table for table in TABLES if table in sql.lower()]
-    connection = recorded.connect(named or TABLES)
+    connection = connect_for(recorded, sql)
     try:
         relation = connection.sql(sql)
         if relation is None:

@@ -160,6 +160,7 @@ def record(*command: str, log: LogDir = None, name: str | None = None, spool: Sp
     where = finish_upload(uploader, run_dir)
     if not recorded:
         errors.print("[yellow]Nothing was recorded[/]: no scheduler of this command reported to the recorder.")
+        errors.print("schedscope has to be installed in the environment that the command runs in.")
     elif not passes and replayable:
         errors.print("[yellow]No pass was recorded[/]: this command's scheduler had nothing to decide.")
     else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 from schedscope.cli.options import LogDir, Switch
 from schedscope.cli.output import console, print_json
+from schedscope.engine.errors import RunNotFoundError
 from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
-from schedscope.recorder.store import shown_url
+from schedscope.recorder.store import is_url, shown_url
 from schedscope.replay.describe import printable
 
 
@@ -23,6 +25,8 @@ def runs(*, log: LogDir = None, json: Switch = False) -> int:
         Print one JSON document instead of a table.
     """
     folder = log or default_log_dir()
+    if log is not None and not is_url(log) and not Path(log).is_dir():
+        raise RunNotFoundError(f"--log {log}: no such directory")
     found = find_runs(folder)
     shown = shown_url(str(folder))
     if json:
@@ -32,7 +36,7 @@ def runs(*, log: LogDir = None, json: Switch = False) -> int:
         console.print(f"No runs in {shown}. Record one: schedscope record -- serve", markup=False)
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "created", "status"):
+    for name in ("run", "created (UTC)", "status"):
         table.add_column(name, no_wrap=True)
     for name in ("ranks", "passes", "requests", "size"):
         table.add_column(name, justify="right")
@@ -47,6 +51,9 @@ def runs(*, log: LogDir = None, json: Switch = False) -> int:
             f"{info.bytes / 1e6:.1f} MB",
         )
     console.print(table)
+    for info in found:
+        if info.problem is not None:
+            console.print(Text(printable(info.problem), style="yellow"), soft_wrap=True)
     return 0
 
 

@@ -335,7 +335,7 @@ def find_runs(log_dir: str | Path | None = None) -> list[RunInfo]:
 
 def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = None) -> Path:
     """The directory of a run: by path or URL, by name (the newest of that name), or None for the newest
-    in which anything was decided, or still may be.
+    in which anything was decided, or still may be; moments that were cut out of other runs come behind those.
 
     A name is the directory's, with or without its date. Raises RunNotFoundError; for a URL also UsageError, StoreError.
     """
@@ -347,7 +347,7 @@ def resolve_run(text: str | Path | None = None, log_dir: str | Path | None = Non
     paths = _run_paths(directory)
     if text is None:
         if paths:
-            return next(filter(_has_something, paths), paths[0])
+            return next(filter(_has_something, sorted(paths, key=_is_cut_out)), paths[0])
         raise RunNotFoundError(f"no run in {_shown(directory)}; record one with: schedscope record -- COMMAND")
     for path in paths:
         if path.name == str(text):
@@ -373,6 +373,13 @@ def _has_something(path: Path) -> bool:
         )
     except RunFormatError:
         return True
+
+
+def _is_cut_out(path: Path) -> bool:
+    try:
+        return read_manifest(path).kept is not None
+    except SchedscopeError:
+        return False
 
 
 def _log_dir(log_dir: str | Path | None) -> Path | str:

@@ -18,6 +18,7 @@ from schedscope.recorder.hello import Detail, Level
 from schedscope.recorder.manifest import Gap
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.replay.charges import queued_ns
 from schedscope.replay.finding import Severity
 from schedscope.replay.measures import measure
 from schedscope.replay.moment import Moment
@@ -141,8 +142,16 @@ class Case:
         return {row["rank"]: row for row in rows}
 
     def waiting_s(self, rank: int | None = None) -> float:
-        """All waiting of a rank or of all of them: the sum of what its requests spent in the queue, seconds."""
+        """What steps left waiting, on a rank or on all of them, for as long as they did, seconds.
+
+        What detectors measure costs by. Less than `queued_s`: who came while a step went on is not in it.
+        """
         return float(sum(row["waiting_s"] for each, row in self._totals.items() if rank in (None, each)))
+
+    @cached_property
+    def queued_s(self) -> float:
+        """What all requests spent in the queue, together, as their ledgers have it, seconds."""
+        return queued_ns(self._connection) / 1e9
 
     def lasts_s(self, rank: int | None = None) -> float:
         """How long it was recorded, seconds; of several ranks the longest."""

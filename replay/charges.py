@@ -54,7 +54,9 @@ SELECT rank, step, count, pass, gate, start_ns, end_ns, running,
     lead(step) OVER earlier AS next_step,
     lead(start_ns) OVER earlier AS next_ns
 FROM steps WINDOW earlier AS (PARTITION BY rank ORDER BY step);
+"""
 
+_SLOTS = """
 -- `behind` is the last pass, unless records are missing since; `setter` the step whose gate set the mark, -1: none did.
 CREATE TEMP TABLE placed AS
 SELECT * EXCLUDE stretch, max(pass) OVER sofar AS behind,
@@ -90,7 +92,7 @@ FROM (
 );
 """
 
-_SPANS = """
+_STAYS = """
 CREATE TEMP TABLE life AS
 SELECT *, row_number() OVER (PARTITION BY rank, rid ORDER BY finish_ns) AS number FROM requests;
 
@@ -150,7 +152,9 @@ SELECT row_number() OVER (ORDER BY rank, enter_ns, rid) AS id, e.rank, e.rid,
     e.enter_ns, coalesce(e.leave_ns, greatest(last.last_ns, e.enter_ns)) AS leave_ns, e.left_as, e.lost_pass
 FROM every e JOIN last USING (rank)
 WHERE coalesce(e.leave_ns, greatest(last.last_ns, e.enter_ns)) >= e.enter_ns;
+"""
 
+_SPANS = """
 -- `entry` orders requests by when they joined the queue: the pass that first saw them, and the place it found them in.
 CREATE TEMP TABLE known AS
 SELECT rank, rid, min(pass << 24 | place_before) AS entry,
@@ -364,4 +368,17 @@ def charge(connection: duckdb.DuckDBPyConnection) -> None:
             their spans reach of `steps`, `passes` and `decisions`; of the latter two also one recorded pass before, and
             passes that set a batch-full mark that they met.
     """
-    connection.execute(_STEPS + _SPANS + _PIECES + _SAID + _JUDGED + _CHARGED)
+    connection.execute(_STEPS + _SLOTS + _STAYS + _SPANS + _PIECES + _SAID + _JUDGED + _CHARGED)
+
+
+def queued_ns(connection: duckdb.DuckDBPyConnection) -> int:
+    """What all requests spent in the queue, together, without what for.
+
+    Args:
+        connection: with the log's tables `steps`, `events` and `requests`.
+    """
+    connection.execute(_STEPS + _STAYS)
+    ((total,),) = connection.execute("SELECT coalesce(sum(leave_ns - enter_ns), 0)::BIGINT FROM stay").fetchall()
+    connection.execute("DROP TABLE stay; DROP TABLE station; DROP TABLE told; DROP TABLE life; DROP TABLE step")
+    found: int = total
+    return found

@@ -440,7 +440,8 @@ def budget_limit(case: Case, *, share: float = 0.25, free: float = 0.3, seconds:
             WHERE t.gate IS NOT NULL
         ), every AS (FROM limits UNION ALL FROM shut)
         SELECT rank, what, sum(lasts_ns / 1e9 * waiting) AS cost_s, count(pass) AS passes, count(*) AS steps,
-            avg(free) AS free, arg_max(pass, waiting) AS worst_pass, max(waiting) AS waiting
+            avg(free) AS free, arg_max(pass, waiting) AS worst_pass,
+            coalesce(max(waiting) FILTER (pass IS NOT NULL), max(waiting)) AS waiting
         FROM every WHERE what IS NOT NULL AND waiting > 0 GROUP BY rank, what ORDER BY cost_s DESC, rank
         """
     )
@@ -458,9 +459,9 @@ def budget_limit(case: Case, *, share: float = 0.25, free: float = 0.3, seconds:
             severity=case.severity(row["cost_s"], rank),
             rank=rank,
             title=f"{_LIMITS[name]} {value} kept requests waiting in {row['steps']:,} steps, with {row['free']:.0%} "
-            "of the KV pool free",
+            "of the KV pool free or evictable",
             cost_s=row["cost_s"],
-            evidence=(Evidence(f"up to {row['waiting']} requests were left waiting", rank, row["worst_pass"]),),
+            evidence=(Evidence(f"{row['waiting']} requests were left waiting", rank, row["worst_pass"]),),
             advice=f"{change} {_LIMITS[name]}, as far as the latency of a step allows.",
             trials=trials,
         )

@@ -105,7 +105,7 @@ class Examination:
     not_judged: Mapping[str, str]
     """Others, and why."""
     waiting_s: float
-    """All waiting in the run: what its requests spent in the queue, together, seconds."""
+    """All waiting in the run: what its requests spent in the queue, together, as `explain run` has it, seconds."""
     lasts_s: float
     """How long the run was recorded, seconds."""
     requests: int
@@ -187,7 +187,7 @@ def examine(
     if check:
         found = [_tried(case, finding) for finding in found]
     requests: int = case.one("SELECT count(*) AS n FROM measured")["n"]
-    return Examination(tuple(found), tuple(examined), not_judged, case.waiting_s(), case.lasts_s(), requests)
+    return Examination(tuple(found), tuple(examined), not_judged, case.queued_s, case.lasts_s(), requests)
 
 
 def _look(case: Case, detector: Detector, settings: Mapping[str, Any]) -> list[Finding]:
@@ -247,7 +247,7 @@ def _judged(trial: Trial, recorded: Plan, other: Plan) -> Checked:
             place, new = before.places.get(trial.rid or ""), after.places.get(trial.rid or "")
             helps = place is not None and new is not None and new < place
             words = f"{trial.rid} would stand at place {new} instead of {place}"
-            words += " and be admitted" if helps and trial.rid in after.admitted else ""
+            words += f" and {'' if trial.rid in after.admitted else 'still not '}be admitted" if helps else ""
         case "finds_more":
             helps = after.cached > before.cached
             words = f"what it admits would find {after.cached:,} tokens cached instead of {before.cached:,}"

@@ -75,10 +75,8 @@ def _telling_passes(
     """Passes to look at, with the reason, the most important first."""
     found: dict[int, str] = {}
     seen = {row["pass"] for row in waiting}
-    parts = [part for part in ledger.parts if part.cause != "deciding"]
-    worst = next((part.worst_pass for part in parts if part.worst_pass in seen), None)
-    if worst is not None:
-        found[worst] = "worst"
+    if ledger.worst_pass is not None and ledger.worst_pass in seen:
+        found[ledger.worst_pass] = "worst"
     if ledger.spans and (last := ledger.spans[-1].last_pass) is not None:
         found.setdefault(last, "admitted" if ledger.spans[-1].left_as == "admitted" else "last")
     for name, row in zip(("fell", "grew"), _extremes(matched), strict=True):

@@ -371,8 +371,8 @@ def flip_words(flip: Flip) -> str:
         if flip.amount == 1:
             for many, one in (("tokens", "token"), ("slots", "slot"), ("more requests", "more request")):
                 change = change.replace(many, one)
-        if flip.amount > 1:
-            change += f" ({flip.amount - 1:,} would not do)"
+        if flip.amount > flip.unit:
+            change += f" ({flip.amount - flip.unit:,} would not do)"
     if flip.goal is not None:
         outcome = f"put it at place {flip.fate.place}"
     else:

@@ -99,6 +99,12 @@ class Lever:
     """The scheduler setting behind it."""
     graded: bool = True
     """It can be pulled more or less; else it is on or off."""
+    in_pages: bool = False
+    """Only so many whole pages of tokens can be."""
+
+    def unit(self, situation: Situation) -> int:
+        """By how much it is pulled at least."""
+        return situation.config.page_size if self.in_pages else 1
 
 
 def _longest(situation: Situation) -> int:
@@ -121,6 +127,10 @@ def _if_set(name: str, most: Callable[[Situation], int]) -> Callable[[Situation,
     return lambda situation, _: 0 if getattr(situation.config, name) is None else most(situation)
 
 
+def _more_memory(situation: Situation, _: str, amount: int) -> Situation:
+    return situation.with_view(available=situation.view.available + amount)
+
+
 def _more_slots(situation: Situation, _: str, amount: int) -> Situation:
     more = situation.with_config(max_running_requests=situation.config.max_running_requests + amount)
     return more.with_view(free_rows=situation.view.free_rows + amount)
@@ -140,7 +150,7 @@ def _more_matched(situation: Situation, rid: str, amount: int) -> Situation:
     inner = situation.policy
 
     def keys(queue: Sequence[Waiting], duplicates: Sequence[Duplicate | None], facts: Facts) -> Keyed:
-        more = [r._replace(matched=r.matched + amount) if r.rid == rid else r for r in queue]
+        more = [r._replace(matched=min(r.matched + amount, r.length - 1)) if r.rid == rid else r for r in queue]
         return inner.keys(more, duplicates, facts)
 
     return situation._replace(policy=inner._replace(keys=keys, steady=False))
@@ -148,7 +158,7 @@ def _more_matched(situation: Situation, rid: str, amount: int) -> Situation:
 
 def _unmatched(situation: Situation, rid: str) -> int:
     request = situation.waiting(rid)
-    return max(request.length - 1 - request.matched, 0) if situation.policy.cache_aware else 0
+    return max(request.length - request.matched, 0) if situation.policy.cache_aware else 0
 
 
 class FrontKey(NamedTuple):
@@ -186,7 +196,12 @@ def _off(name: str, value: Any) -> Callable[[Situation, str, int], Situation]:
 LEVERS = {
     lever.name: lever
     for lever in (
-        Lever("memory", lambda s, _, n: s.with_view(available=s.view.available + n), lambda s, _: _longest(s)),
+        Lever(
+            "memory",
+            lambda s, _, n: s.with_view(available=s.view.available + n),
+            lambda s, _: _longest(s),
+            in_pages=True,
+        ),
         Lever("slots", _more_slots, lambda s, _: len(s.view.queue) + 1, "max_running_requests"),
         Lever(
             "chunk",
@@ -202,7 +217,7 @@ LEVERS = {
             "prefill_max_requests",
         ),
         Lever("output", _shorter_output, _spare_output),
-        Lever("matched", _more_matched, _unmatched),
+        Lever("matched", _more_matched, _unmatched, in_pages=True),
         Lever("front", _to_the_front, lambda _s, _r: 1, graded=False),
         Lever(
             "duplicates",
@@ -238,7 +253,9 @@ class Flip(NamedTuple):
     lever: str
     """A key of LEVERS."""
     amount: int | None
-    """The smallest that does: with one less it stays as it was. None: there is no less."""
+    """The smallest that does: with a `unit` less it stays as it was. None: there is no less."""
+    unit: int
+    """By what it is counted: 1, or the tokens of a page."""
     setting: str | None
     """The scheduler setting that it changes."""
     value: Any
@@ -261,13 +278,15 @@ def find_flip(situation: Situation, rid: str, name: str, goal: int | None = None
     """
     lever = LEVERS[name]
     situation.waiting(rid)
-    most = lever.most(situation, rid)
+    unit = lever.unit(situation)
+    most = lever.most(situation, rid) // unit
     if most < 1 or reached(fate_of(situation.decide(), rid), goal):
         return None
     try:
-        amount = _smallest(lambda n: _reaches(situation, lever, rid, n, goal), most if lever.graded else 1)
-        if amount is None:
+        units = _smallest(lambda n: _reaches(situation, lever, rid, n * unit, goal), most if lever.graded else 1)
+        if units is None:
             return None
+        amount = units * unit
         changed = lever.pull(situation, rid, amount)
     except ConfigError:
         return None
@@ -275,6 +294,7 @@ def find_flip(situation: Situation, rid: str, name: str, goal: int | None = None
         rid,
         name,
         amount if lever.graded else None,
+        unit,
         lever.setting,
         None if lever.setting is None else getattr(changed.config, lever.setting),
         goal,
@@ -285,10 +305,9 @@ def find_flip(situation: Situation, rid: str, name: str, goal: int | None = None
 
 def holds(situation: Situation, flip: Flip) -> bool:
     """Whether a flip does what it says, and nothing less of it does."""
-    lever = LEVERS[flip.lever]
-    amount = flip.amount or 1
+    lever, amount = LEVERS[flip.lever], flip.amount or flip.unit
     then = fate_of(lever.pull(situation, flip.rid, amount).decide(), flip.rid)
-    less = situation if amount == 1 else lever.pull(situation, flip.rid, amount - 1)
+    less = situation if amount == flip.unit else lever.pull(situation, flip.rid, amount - flip.unit)
     return then == flip.fate and reached(then, flip.goal) and not reached(fate_of(less.decide(), flip.rid), flip.goal)
 
 

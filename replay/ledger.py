@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from schedscope.engine.errors import RunNotFoundError
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.charges import (
@@ -113,6 +114,8 @@ class RequestLedger(NamedTuple):
     """Largest first. They sum to `queued_ns`."""
     lives: int
     """Requests of this name on this rank; this is the last of them."""
+    worst_pass: int | None
+    """The pass it waited in that cost it most, whatever that was charged to."""
     unmeasured: int
     """Stays after a retraction or preemption that were not recorded, at levels below `decisions`."""
 
@@ -223,15 +226,19 @@ def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedge
     parts = tuple(
         Part._make((*row, None if row[-1] is None else slots)) for row in connection.execute(_PARTS).fetchall()
     )
-    return RequestLedger(rank, rid, spans, parts, _lives(rows), 0 if measured else lost), life
+    worst = connection.execute(_WORST_PASS).fetchall()
+    worst_pass = worst[0][0] if worst else None
+    return RequestLedger(rank, rid, spans, parts, _lives(rows), worst_pass, 0 if measured else lost), life
 
 
 def run_ledger(run: Run, most: int = 10) -> RunLedger:
-    """What all requests of a run waited for.
+    """What all requests of a run waited for. Raises RunNotFoundError for one in which nothing was recorded.
 
     Args:
         most: how many requests to name.
     """
+    if not run.ranks:
+        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
     connection = run.connect(["steps", "passes", "decisions", "events", "requests"])
     connection.execute("SET preserve_insertion_order = false")
     charge(connection)
@@ -264,6 +271,10 @@ SELECT c.cause, s.after, n.rid, c.reason, sum(c.ns)::BIGINT AS ns, sum(c.gated):
     min(c.step), max(c.step), c.running
 FROM charge c JOIN span s ON s.id = c.id LEFT JOIN name n ON n.name = c.name
 GROUP BY c.cause, s.after, n.rid, c.reason, c.running ORDER BY ns DESC, c.cause, n.rid, c.reason, c.running
+"""
+_WORST_PASS = """
+SELECT pass FROM charge SEMI JOIN piece USING (pass) WHERE cause <> 'deciding'
+GROUP BY pass ORDER BY sum(ns) DESC, pass LIMIT 1
 """
 _TOTAL = """
 SELECT coalesce(sum(leave_ns - enter_ns), 0)::BIGINT, count(DISTINCT (rank, rid)), count(*) FILTER (left_as IS NULL)

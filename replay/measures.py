@@ -10,11 +10,31 @@
 
 from __future__ import annotations
 
+import re
+
 import duckdb
 from schedscope.recorder.hello import Level
+from schedscope.recorder.run import Run
+from schedscope.recorder.schema import TABLES
 
+MEASURES = ("turns", "measured", "again")
+"""Tables that `measure` makes."""
 MEASURED = ("steps", "passes", "requests", "events")
 """Tables of the log that `measure` reads."""
+
+
+def connect_for(run: Run, sql: str) -> duckdb.DuckDBPyConnection:
+    """A connection to a run with the tables of its log that a query names, and with those of `measure` if it names one.
+
+    Raises RunFormatError.
+    """
+    words = sql.lower()
+    measures = any(re.search(rf"\b{name}\b", words) for name in MEASURES)
+    named = [name for name in TABLES if name in words or (measures and name in MEASURED)]
+    connection = run.connect(named or TABLES)
+    if measures:
+        measure(connection, run.manifest.detail.level)
+    return connection
 
 
 def measure(connection: duckdb.DuckDBPyConnection, level: Level, *, brief: bool = False) -> None:

@@ -368,6 +368,19 @@ def test_query_answers_in_every_format(run: Path, tmp_path: Path, capfdbinary: p
     assert pq.read_table(file).column("pass").to_pylist() == [0, 1, 2]
 
 
+def test_query_knows_what_the_screens_measure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select count(*) as n, sum(ttft_ns - waited_ns - prefill_ns - scheduling_ns)::bigint as rest from measured"
+    assert main(["query", sql, "--run", str(run), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"n": 40, "rest": 0}]
+
+
+def test_explain_run_names_the_run_in_what_to_type_next(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "run", "--run", str(run)]) == 0
+    words = capsys.readouterr().out.splitlines()[-1].partition(": schedscope ")[2].split()
+    assert words[-2:] == ["--run", str(run)]
+    assert main(words) == 0
+
+
 def test_inspect_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(run), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -402,13 +415,21 @@ def test_inspect_of_a_run_of_an_older_version_that_was_interrupted(capsys: pytes
     assert "19 (0 to 18)" in shown
 
 
-def test_runs_lists_what_there_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_what_there_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--log", str(run.parent), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["runs"]
     assert [entry["path"] for entry in listed] == [str(run)]
     assert listed[0]["status"] == "sealed"
-    assert main(["runs", "--log", str(run.parent / "empty")]) == 0
+    folder = tmp_path / "folder"
+    assert main(["runs", "--log", str(folder)]) == 5
+    assert "no such directory" in capsys.readouterr().err
+    folder.mkdir()
+    assert main(["runs", "--log", str(folder)]) == 0
     assert "No runs" in capsys.readouterr().out
+    shutil.copytree(run, folder / "broken")
+    (folder / "broken" / "manifest.json").write_text("{")
+    assert main(["runs", "--log", str(folder)]) == 0
+    assert "manifest.json: not the manifest of a" in capsys.readouterr().out
 
 
 # ---- the main job, as typed ----------------------------------------------------------------------------------

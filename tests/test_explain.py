@@ -105,16 +105,18 @@ def check_flips(situation: Situation, rids: list[str]) -> set[str]:
             if then is not None:
                 assert is_admitted(then, rid)
                 assert place_in(then, rid) == flip.fate.place
-                less = recorded if amount == 1 else redecided(situation, flip, amount - 1)
+                less = recorded if amount == flip.unit else redecided(situation, flip, amount - flip.unit)
                 assert less is not None
                 assert not is_admitted(less, rid)
             assert flip_words(flip)
             # Claims that are not true don't stand.
             assert not holds(situation, flip._replace(fate=flip.fate._replace(place=10**6)))
+            assert flip.unit == (situation.config.page_size if flip.lever in {"memory", "matched"} else 1)
             if flip.amount is not None:
-                assert not holds(situation, flip._replace(amount=flip.amount + 1))
-                if flip.amount > 1:
-                    assert not holds(situation, flip._replace(amount=flip.amount - 1))
+                assert flip.amount % flip.unit == 0, "there is no such thing as a part of a page"
+                assert not holds(situation, flip._replace(amount=flip.amount + flip.unit))
+                if flip.amount > flip.unit:
+                    assert not holds(situation, flip._replace(amount=flip.amount - flip.unit))
         if recorded.ordering is not None and (place := place_in(recorded, rid)) > 0:
             for lever in ("matched", "duplicates"):
                 moved = find_flip(situation, rid, lever, place - 1)

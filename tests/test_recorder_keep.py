@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from patience import SOON_S, until
 from rows import pass_frame, row
+from schedscope.cli.main import main
 from schedscope.engine.errors import UsageError
 from schedscope.recorder import rids
 from schedscope.recorder.companion import Companion
@@ -25,7 +26,7 @@ from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.options import Options
 from schedscope.recorder.parts import list_segments
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run, find_runs, resolve_run
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.trigger import Trigger
 
@@ -115,7 +116,7 @@ def test_what_is_young_and_small_enough_stays(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_a_slow_request_is_kept_with_what_lies_around_it(tmp_path: Path) -> None:
+def test_a_slow_request_is_kept_with_what_lies_around_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = create_run(tmp_path, "prod")
     options = Options(
         limits=Limits(passes=10),
@@ -146,6 +147,9 @@ def test_a_slow_request_is_kept_with_what_lies_around_it(tmp_path: Path) -> None
     assert {gap.reason for gap in kept.gaps} <= {"expired"}
     assert 73 not in passes(Run.open(run_dir)), "the recorder itself has let go of it"
     assert len(kept.pass_rows(0, 73)["decisions"]) == 3
+    assert resolve_run(None, run_dir.parent) == run_dir, "not the newest: a moment of a run isn't what one looks at"
+    assert main(["inspect", "--run", str(path)]) == 0
+    assert f"cut out of {run_dir.name}, from " in capsys.readouterr().out
 
 
 def test_events_in_a_row_share_a_run_and_their_number_is_limited(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from schedscope.recorder.run import Run
+from schedscope.replay.doctor import examine
+from schedscope.replay.explain_pass import explain_pass
+from schedscope.replay.explain_request import explain_request
 from schedscope.replay.explain_words import ledger_rows
 from schedscope.replay.ledger import request_ledger, run_ledger
 from schedscope.replay.verify import verify
@@ -36,6 +39,25 @@ def test_a_hot_tenant_starves_cold_requests() -> None:
     assert len({part.rid for part in overtaken}) > 100
     assert sum(part.ns for part in overtaken) > 0.8 * ledger.queued_ns
     assert sum(part.ns for part in ledger.parts) == ledger.queued_ns
+
+
+def test_the_pass_that_cost_most_is_the_one_in_which_most_went_first() -> None:
+    found = explain_request(Run.open(SAMPLES / "sglang-hot-tenant"), "cold-1")
+    worst = next(look for look in found.looks if look.why == "worst")
+    assert found.ledger.worst_pass == worst.number == 72, "two requests of 76 ms each; no other pass cost 80 ms in all"
+
+
+@pytest.mark.parametrize("name", ["sglang-cold-burst", "sglang-hot-tenant"])
+def test_the_doctor_and_the_ledger_tell_the_same(name: str) -> None:
+    run = Run.open(SAMPLES / name)
+    found = examine(run)
+    assert found.waiting_s == run_ledger(run).queued_ns / 1e9
+    (limit,) = [each for each in found.findings if each.detector == "budget_limit"]
+    (evidence,) = limit.evidence
+    assert evidence.pass_number is not None
+    places = explain_pass(run, 0, evidence.pass_number).places
+    stayed = [place for place in places if place.verdict is None or not place.verdict.admitted]
+    assert evidence.words == f"{len(stayed)} requests were left waiting"
 
 
 def test_all_who_waited_under_a_mark_are_told_what_set_it() -> None:

@@ -336,9 +336,11 @@ async def test_a_wrong_query_is_said(path: Path) -> None:
         await settle(pilot)
         await press(pilot, ["6"])
         field: Any = pilot.app.query_one("#sql")
-        field.text = "selec 1"
-        await press(pilot, ["enter"])
-        assert "Parser Error" in str(pilot.app.query_one("#sql-hint").render())
+        await press(pilot, [*"selec", "enter"])
+        assert field.text == "selec", "what is typed takes the place of the first query"
+        hint = str(pilot.app.query_one("#sql-hint").render())
+        assert "Parser Error" in hint
+        assert "\\" not in hint
 
 
 async def test_marks_stay_beside_the_run(path: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from schedscope.engine.errors import SchedscopeError
-from schedscope.replay.describe import printable
 from schedscope.replay.palette import VERDICTS
 from schedscope.tui.base import DESKS, SWEEP_S, SWITCH_S
 from schedscope.tui.cache_view import CacheView
@@ -165,7 +164,7 @@ class ScopeApp(Keeping):
         view, sql, session = self._part(SqlView), message.sql, self.session
         view.hint("asking …")
         error = self.look.of(VERDICTS, "refused")
-        self._ask("ask", lambda: session.sql(sql), view.show, lambda words: view.hint(printable(words), error))
+        self._ask("ask", lambda: session.sql(sql), view.show, lambda words: view.refuse(words, error))
 
     # ---- else ---------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageErr
 from schedscope.recorder.files import OpenFiles
 from schedscope.recorder.parts import PassRange
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES
 from schedscope.replay.doctor import examine
 from schedscope.replay.explain_pass import explain_moment
 from schedscope.replay.explanation import PassExplanation
 from schedscope.replay.finding import Finding
 from schedscope.replay.ledger import RequestLedger, request_ledger
+from schedscope.replay.measures import connect_for
 from schedscope.replay.moment import decide_again
 from schedscope.replay.page import Page, page_of_plan, page_of_rows
 from schedscope.replay.redecide import redecide
@@ -270,8 +270,7 @@ class Session:
 
     def sql(self, query: str) -> Answer:
         """Ask the log. Raises UsageError for what DuckDB refuses."""
-        named = [table for table in TABLES if table in query.lower()]
-        connection = self._again().connect(named or TABLES)
+        connection = connect_for(self._again(), query)
         try:
             relation = connection.sql(query)
             if relation is None:

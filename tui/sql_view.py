@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from schedscope.recorder.schema import TABLES
+from schedscope.replay.describe import printable
 from schedscope.replay.palette import GREY
 from schedscope.tui.grid import Column, Grid
 from schedscope.tui.look import Look, plain
@@ -97,6 +98,7 @@ class SqlInput(TextArea):
                 if self.text.strip():
                     self.asked.append(self.text)
                     self._back = 0
+                    self.move_cursor(self.document.end)
                     self.post_message(self.Asked(self.text))
             case "ctrl+j":
                 event.stop()
@@ -156,15 +158,20 @@ class SqlView(Vertical):
         """Query, hints, answer."""
         yield SqlInput(id="sql")
         yield Static(id="sql-hint")
-        yield Grid(id="answer", empty="no rows")
+        yield Grid(id="answer", empty="enter runs the query")
 
     def on_mount(self) -> None:
-        """Say how it is used."""
+        """Say how it is used. What is typed takes the place of the first query."""
+        self.query_one(SqlInput).select_all()
         self.hint("enter: run   tab: complete   ctrl+j: new line   ctrl+up: earlier   escape: to the rows")
 
     def hint(self, words: str, style: str | None = None) -> None:
         """A line under the query."""
         self.query_one("#sql-hint", Static).update(Text(words, self.look_.hue(GREY) if style is None else style))
+
+    def refuse(self, words: str, style: str) -> None:
+        """Say why there is no answer."""
+        self.hint(printable(words.splitlines()[0]), style)
 
     def on_text_area_changed(self) -> None:
         """Show what could stand next."""
@@ -184,6 +191,7 @@ class SqlView(Vertical):
             columns.append(Column(field.name, min(_WIDEST, max([len(field.name), *values])), right=numeric))
         names = table.column_names
         grid = self.query_one(Grid)
+        grid.empty = "no rows"
         grid.fill(columns, len(self._rows), lambda i: [Text(plain(self._rows[i][name])) for name in names], 0)
         rows = f"{len(self._rows):,} row{'s' * (len(self._rows) != 1)}" + (
             ", and more that are not shown" if answer.more else ""
