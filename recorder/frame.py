@@ -264,7 +264,7 @@ def unpack(rows: Rows) -> Rows:
         if not digest:
             packed = pack_decided(decided) if isinstance(decided, Decided) else bytes(decided)
             digest = decision_hash(packed)
-            told.add(number, count, packed)
+            told.add(number, count, decided if isinstance(decided, Decided) else packed)
         rows.setdefault("passes", []).append(pass_row(number, step, seq, facts, digest, decide_ns))
     if told:
         rows["decisions"] = told
@@ -293,8 +293,7 @@ def written(text: str) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _json(detail: Any) -> str:
-    return json.dumps(detail, ensure_ascii=False)
+_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
-from schedscope.recorder.decisions import Decisions
+from schedscope.recorder.decision_columns import columns_of
+from schedscope.recorder.decisions import Decisions, Told
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 from schedscope.recorder.rows import Row
 
@@ -633,11 +634,21 @@ TABLES: dict[str, Table] = {
 
 def to_arrow(table: Table, rank: int, rows: Sequence[Row] | Decisions) -> pa.Table:
     """Recorded rows as Arrow, with their rank."""
-    columns = rows.columns() if isinstance(rows, Decisions) else list(zip(*rows, strict=True))
-    values: Sequence[Any] = columns or [()] * len(table.row)
+    if isinstance(rows, Decisions):
+        pieces = [_decisions(table, rank, piece) for piece in rows.pieces()] or [table.arrow.empty_table()]
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces).combine_chunks()
+    values: Sequence[Any] = list(zip(*rows, strict=True)) or [()] * len(table.row)
     arrays = [pa.array([rank] * len(rows), pa.int32())]
     arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
     return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def _decisions(table: Table, rank: int, piece: list[Told] | list[Row]) -> pa.Table:
+    if not isinstance(piece[0], Told):
+        return to_arrow(table, rank, piece)
+    columns = columns_of(cast("list[Told]", piece), [column.type for column in table.row])
+    ranks = pa.repeat(pa.scalar(rank, pa.int32()), len(columns[0]))
+    return pa.Table.from_arrays([ranks, *columns], schema=table.arrow)
 
 
 _HEAD = f"""\
