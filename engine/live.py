@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from schedscope.engine import tokens
 from schedscope.engine.radix import Node, namespace
@@ -104,3 +105,8 @@ class Live:
         """Take one output token."""
         self._said.append(token)
         self.output_len += 1
+
+    def extend(self, sampled: Sequence[int]) -> None:
+        """Take output tokens, oldest first."""
+        self._said.extend(sampled)
+        self.output_len += len(sampled)

@@ -53,7 +53,7 @@ class StateFacts(NamedTuple):
 def state_facts(state: SchedulerState) -> StateFacts:
     """Those of a scheduler of ours."""
     return StateFacts(
-        len(state.running),
+        len(state.running_batch),
         len(state.queue),
         state.pool.available,
         state.cache.evictable,

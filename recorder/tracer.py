@@ -269,7 +269,7 @@ class RunTracer(Tracer):
                 self._forward_ns(committed, now_ns),
                 self.spent_ns,
                 *facts,
-                0 if batch is None else sum([m.end - m.start for m in batch.members]),
+                0 if batch is None else batch.computed,
                 committed,
                 list(record.retracted),
                 json.dumps([report._asdict() for report in record.reports]) if record.reports else None,

@@ -7,15 +7,16 @@ requests ended. All of them are in the log.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from schedscope.engine.batch import Batch, DecodeBatch
 from schedscope.engine.chance import as_state
 from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.tracer import NOTHING_GIVEN, Given
-from schedscope.replay.script import Script, Stimulus, Turn, parse_json
+from schedscope.replay.script import Outputs, Script, Stimulus, Turn, parse_json
 
 
 class LostError(RunFormatError):
@@ -82,9 +83,7 @@ class Rebuild:
         due = scheduler.step(now, reports_of(turn), given_of(turn)).due
         if due is None:
             return
-        outputs = script.outputs.get(turn.step, {})
-        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in due.members]
-        scheduler.commit(due, sampled, script.finishes.get(turn.step, {}), now)
+        scheduler.commit(due, _sampled(due, script.outputs.get(turn.step)), script.finishes.get(turn.step, {}), now)
 
     def _stimulate(self, stimulus: Stimulus, script: Script) -> None:
         self.tick = max(self.tick, stimulus.seq)
@@ -97,6 +96,16 @@ class Rebuild:
                 self.scheduler.abort(stimulus.rid, stimulus.time)
             case "flush":
                 self.scheduler.flush(stimulus.time)
+
+
+def _sampled(batch: Batch, outputs: Outputs | None) -> Sequence[int | None]:
+    """The tokens that were recorded for a batch, in its order."""
+    if outputs is None:
+        return [None] * len(batch)
+    if isinstance(batch, DecodeBatch) and batch.running.rids == outputs.rids:
+        return outputs.ids
+    ids = dict(zip(outputs.rids, outputs.ids, strict=True))
+    return [None if member.unfinished else ids.get(member.live.rid) for member in batch.members]
 
 
 def reports_of(turn: Turn) -> tuple[Report, ...]:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
-from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
@@ -93,11 +92,9 @@ class Recollection(RunTracer):
         super().put_request(live, asked, kind, detail)
         self._ended_in.append(self._step_number())
 
-    def on_prompt(self, live: Live) -> None:
-        """Tokens are what the re-run was given; they are not compared."""
-
-    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
-        """As above."""
+    # Tokens are what the re-run was given; they are not compared.
+    on_prompt = Tracer.on_prompt
+    on_outputs = Tracer.on_outputs
 
     def on_committed(self, state: SchedulerState) -> None:
         """A step has ended."""

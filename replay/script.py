@@ -46,6 +46,13 @@ class Turn(NamedTuple):
     given: str | None
 
 
+class Outputs(NamedTuple):
+    """The sampled tokens that a step took in."""
+
+    rids: list[str]
+    ids: list[int]
+
+
 class Script(NamedTuple):
     """The stimuli of a part, in recorded order."""
 
@@ -53,8 +60,8 @@ class Script(NamedTuple):
     stimuli: Sequence[Stimulus]
     prompts: Mapping[int, bytes]
     """Packed tokens by tick of the arrival."""
-    outputs: Mapping[int, Mapping[str, int]]
-    """Sampled tokens by rid and the step that took them in."""
+    outputs: Mapping[int, Outputs]
+    """By the step that took them in."""
     finishes: Mapping[int, Mapping[str, Finish]]
     """Why requests ended, by rid and the step that took in their last token."""
     ticks: Sequence[int]
@@ -101,7 +108,7 @@ def _read_script(part: Part, within: Within) -> Script:
         ids += first_items(said.column("ids"))
     ends = [i for i, (step, after) in enumerate(pairwise(of), start=1) if step != after]
     outputs = {
-        of[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
+        of[start]: Outputs(rids[start:end], ids[start:end])
         for start, end in pairwise([0, *ends, len(of)])
         if start < end
     }
@@ -113,12 +120,13 @@ def _read_script(part: Part, within: Within) -> Script:
 def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
     """The script of a journal's rows. Raises RunFormatError."""
     prompts = {}
-    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    outputs: defaultdict[int, Outputs] = defaultdict(lambda: Outputs([], []))
     for tick, step, rid, position, ids in rows.get("tokens", ()):
         if position == 0:
             prompts[tick] = tokens.encode(ids)
         else:
-            outputs[step][rid] = ids[-1]
+            outputs[step].rids.append(rid)
+            outputs[step].ids.append(ids[-1])
     others = [tick for table in _OTHERS for (tick,) in _picked(rows, table, ("seq",))]
     return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), others, prompts, outputs)
 
@@ -134,7 +142,7 @@ def _script(
     events: Iterable[Row],
     others: Iterable[int],
     prompts: Mapping[int, bytes],
-    outputs: Mapping[int, Mapping[str, int]],
+    outputs: Mapping[int, Outputs],
 ) -> Script:
     ticks = set(others)
     stimuli = []
