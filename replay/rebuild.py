@@ -7,7 +7,9 @@ requests ended. All of them are in the log.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from schedscope.engine.batch import Batch, DecodeBatch
 from schedscope.engine.chance import as_state
@@ -17,6 +19,9 @@ from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.tracer import NOTHING_GIVEN, Given
 from schedscope.replay.script import Outputs, Script, Stimulus, Turn, parse_json
+
+_NAMED = ("priority", "routing_key", "extra_key", "cache_salt")
+"""Of an arrival's facts those that are the request's own."""
 
 
 class LostError(RunFormatError):
@@ -133,10 +138,17 @@ def _arrival(stimulus: Stimulus, script: Script) -> tuple[Request, float | None]
     prompt = script.prompts.get(stimulus.seq)
     if prompt is None:
         raise RunFormatError(f"the prompt of {stimulus.rid!r} was not recorded, so nothing behind it can be rebuilt")
-    facts = parse_json(stimulus.detail)
+    assert stimulus.rid is not None
+    sampling, named, entry_time = _asked(stimulus.detail)
+    return Request(rid=stimulus.rid, prompt=prompt, sampling=sampling, **named), entry_time
+
+
+@lru_cache(maxsize=4096)
+def _asked(detail: str | None) -> tuple[SamplingParams, Mapping[str, Any], float | None]:
+    """What an arrival asks for. Many ask for the same."""
+    facts = parse_json(detail)
     entry_time = facts.pop("entry_time", None)
-    request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
+    named = {name: facts.pop(name) for name in _NAMED}
     facts["stop"] = tuple(facts["stop"])
     facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
-    assert stimulus.rid is not None
-    return Request(rid=stimulus.rid, prompt=prompt, sampling=SamplingParams(**facts), **request), entry_time
+    return SamplingParams(**facts), named, entry_time
