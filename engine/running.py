@@ -6,12 +6,15 @@ both, for all at once, and they are written to each request when somebody looks 
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 
 from schedscope.engine.live import Live
+from schedscope.engine.view import Running, RunningRequests
 
 _KV_LEN = attrgetter("kv_len")
 
@@ -35,14 +38,20 @@ class RunningBatch:
         """For which it got slots."""
         self.plain = self._is_plain()
         """None of them has ended, or is to because its client wants it; whoever changes that says so with `mark`."""
-        self._left: int | None = None
+        self._asked: list[int] | None = None
+        """Tokens that each may still get, without those in `_got`."""
+        self._got = 0
+        self._ignores_eos: bool | None = None
+        self._frozen: weakref.ref[RunningRequests] | None = None
+        """What was frozen and holds still."""
 
     def __len__(self) -> int:
         return len(self._lives)
 
     @property
     def lives(self) -> list[Live]:
-        """The requests, up to date."""
+        """The requests, up to date; for those who may change them, too."""
+        self.keep_frozen()
         self.settle()
         return self._lives
 
@@ -56,13 +65,57 @@ class RunningBatch:
     @property
     def left(self) -> int:
         """Tokens that the one closest to the length it asked for may still get."""
-        if self._left is None:
-            asked = [live.request.sampling.max_new_tokens - live.output_len for live in self.lives]
-            self._left = min(asked, default=0)
-        return self._left
+        return min(self._still_asked(), default=0) - self._got
+
+    def _still_asked(self) -> list[int]:
+        if self._asked is None:
+            self.settle()
+            self._asked = [live.request.sampling.max_new_tokens - live.output_len for live in self._lives]
+            self._got = 0
+        return self._asked
+
+    def freeze(self, page_size: int) -> RunningRequests:
+        """What a decision may read of it."""
+        frozen = None if self._frozen is None else self._frozen()
+        if frozen is None:
+            if self._ignores_eos is None:
+                self._ignores_eos = any(live.request.sampling.ignore_eos for live in self._lives)
+            asked = self._still_asked()
+            frozen = RunningRequests(partial(self._freeze, page_size), asked, self._got, self._ignores_eos)
+            self._frozen = weakref.ref(frozen)
+        return frozen
+
+    def _freeze(self, page_size: int) -> tuple[Running, ...]:
+        self.settle()
+        return tuple(
+            [
+                Running(
+                    live.rid,
+                    live.prompt_len,
+                    live.output_len,
+                    (sampling := live.request.sampling).max_new_tokens,
+                    sampling.ignore_eos,
+                    live.priority,
+                    live.request.routing_key,
+                    live.entry_time,
+                    live.finished,
+                    -(-len(live.row) // page_size) * page_size - live.protected_len,
+                    live.lock,
+                )
+                for live in self._lives
+            ]
+        )
+
+    def keep_frozen(self) -> None:
+        """Something is about to change: what was frozen and somebody still has is to stay as it was."""
+        frozen = None if self._frozen is None else self._frozen()
+        self._frozen = None
+        if frozen is not None:
+            frozen.made  # noqa: B018
 
     def grow(self, slots: array[int]) -> None:
         """A step: a slot for each."""
+        self.keep_frozen()
         if not self.steps:
             self.first_lens = list(map(_KV_LEN, self._lives))
         self.steps += 1
@@ -70,12 +123,13 @@ class RunningBatch:
 
     def take(self, sampled: Sequence[int]) -> None:
         """A token for each."""
+        self.keep_frozen()
         self._tokens.append(sampled)
-        if self._left is not None:
-            self._left -= 1
+        self._got += 1
 
     def mark(self) -> None:
-        """One of them may have ended, or is to."""
+        """One of them is about to end, or to lose its memory."""
+        self.keep_frozen()
         self.plain = False
 
     def drop_finished(self) -> RunningBatch:
@@ -93,8 +147,9 @@ class RunningBatch:
 
     def changed(self) -> None:
         """Requests of it get tokens in another way."""
+        self.keep_frozen()
         self.settle()
-        self._left = None
+        self._asked = None
 
     def settle(self) -> None:
         """Write down for each request what was noted for all."""

@@ -12,6 +12,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import compress
+from operator import attrgetter, is_not
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,11 +33,11 @@ from schedscope.engine.radix import Evicted, Match, Node, RadixCache
 from schedscope.engine.request import Request
 from schedscope.engine.running import RunningBatch
 from schedscope.engine.verdict import Verdict
-from schedscope.engine.view import Chunked, Running, View, Waiting
+from schedscope.engine.view import Chunked, View, Waiting
 
-# Without the step through Python that takes most of the time: these are made for every request in every step.
+# Without the step through Python that takes most of the time.
+_WAITING = attrgetter("waiting")
 _member: Callable[[tuple[object, ...]], Member] = partial(tuple.__new__, Member)
-_running: Callable[[tuple[object, ...]], Running] = partial(tuple.__new__, Running)
 
 QUEUE_FULL = "The request queue is full."
 OUTRANKED = "The request is aborted by a higher priority request."
@@ -115,7 +117,7 @@ class SchedulerState:
 
     @running.setter
     def running(self, lives: Iterable[Live]) -> None:
-        self.running_batch.settle()
+        self.running_batch.changed()
         self.running_batch = RunningBatch(lives)
 
     @property
@@ -138,7 +140,7 @@ class SchedulerState:
         """What a decision may read, frozen."""
         return View(
             queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
-            running=self._freeze_running(),
+            running=self.running_batch.freeze(self.config.page_size),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -181,29 +183,6 @@ class SchedulerState:
             fill_len=live.fill_len,
         )
         return live.waiting
-
-    def _freeze_running(self) -> tuple[Running, ...]:
-        page = self.config.page_size
-        return tuple(
-            [
-                _running(
-                    (
-                        live.rid,
-                        live.prompt_len,
-                        live.output_len,
-                        (sampling := live.request.sampling).max_new_tokens,
-                        sampling.ignore_eos,
-                        live.priority,
-                        live.request.routing_key,
-                        live.entry_time,
-                        live.finished,
-                        -(-len(live.row) // page) * page - live.protected_len,
-                        live.lock,
-                    )
-                )
-                for live in self.running
-            ]
-        )
 
     def _chunked(self) -> Chunked | None:
         live = self.chunked
@@ -288,13 +267,15 @@ class SchedulerState:
         if plan.ordering is None or plan.admission is None:
             return None
 
-        by_rid = {live.rid: live for live in self.queue}
         requests = plan.ordering.ranked.requests
-        self.queue = [by_rid[request.rid] for request in requests]
-        for live, request in zip(self.queue, requests, strict=True):
-            if live.waiting is not request:
-                live.waiting = request
-                live.prefix_len, live.matched = request.prefix_len, request.matched
+        self.queue = list(map(self.queue.__getitem__, plan.ordering.ranked.positions))
+        looked_at = len(plan.admission.looked)
+        by_rid = {live.rid: live for live in self.queue[:looked_at]}
+        """Admission looks at the queue from its head on."""
+        changed = map(is_not, map(_WAITING, self.queue), requests)
+        for live, request in compress(zip(self.queue, requests, strict=True), changed):
+            live.waiting = request
+            live.prefix_len, live.matched = request.prefix_len, request.matched
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
         self.cache.touch_many(plan.ordering.touches)
@@ -321,7 +302,7 @@ class SchedulerState:
         joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
             gone = set(joining)
-            self.queue = [live for live in self.queue if live not in gone]
+            self.queue[:looked_at] = [live for live in self.queue[:looked_at] if live not in gone]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now, entry_times.get(live.rid))
@@ -445,6 +426,7 @@ class SchedulerState:
 
     def release(self, live: Live, *, checkpoint: bool) -> None:
         """Give a request's memory back; with `checkpoint` the cache keeps what it computed."""
+        self.running_batch.mark()
         if checkpoint:
             self.checkpoint(live, min(live.kv_len, live.length))
         if len(live.row) > live.protected_len:
@@ -457,7 +439,6 @@ class SchedulerState:
         live.protected_len = 0
         live.inserted_len = 0
         self.rows -= 1
-        self.running_batch.mark()
 
     def retract(self, live: Live, room: int) -> None:
         """Take a running request's memory without keeping it, and have `room` tokens free."""
