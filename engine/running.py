@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import repeat
 from operator import attrgetter
 
 from schedscope.engine.live import Live
 from schedscope.engine.view import Running, RunningRequests
 
 _KV_LEN = attrgetter("kv_len")
+_append = array.append
 
 
 class RunningBatch:
@@ -157,10 +158,15 @@ class RunningBatch:
             return
         slots, said = self._slots, self._tokens
         self._slots, self._tokens = [], []
-        steps = len(slots)
-        rows = zip(*slots, strict=True) if slots else repeat(())
-        texts = zip(*said, strict=True) if said else repeat(())
-        for live, row, text in zip(self._lives, rows, texts, strict=False):
-            live.row.extend(row)
+        lives, steps, count = self._lives, len(slots), len(said)
+        if slots:
+            rows = [live.row for live in lives]
+            for each in slots:
+                deque(map(_append, rows, each), 0)
+        if said:
+            texts = [live.said for live in lives]
+            for tokens in said:
+                deque(map(_append, texts, tokens), 0)
+        for live in lives:
             live.kv_len += steps
-            live.extend(text)
+            live.output_len += count

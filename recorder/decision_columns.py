@@ -51,10 +51,11 @@ def columns_of(passes: Sequence[Told], types: Sequence[pa.DataType]) -> list[pa.
         _integers(_joined(chunks, zeros, [each.prefix_lens for each in told])).take(source),
         _integers(_joined(chunks, zeros, [each.matched for each in told])).take(source),
     ]
-    held = [None] * rows
     if any(any(each.duplicates) for each in told):
         held = _joined(chunks, [None] * len(told), [each.duplicates for each in told])
-    columns += [column.take(source) for column in _duplicates(held, types[8:11])]
+        columns += [column.take(source) for column in _duplicates(held, types[8:11])]
+    else:
+        columns += [pa.repeat(pa.scalar(False), rows), pa.nulls(rows, types[9]), pa.nulls(rows, types[10])]
     columns += _verdicts(told, starts, rows, types[11:])
     return [column.cast(type_) for column, type_ in zip(columns, types, strict=True)]
 
@@ -85,8 +86,6 @@ def _keys(told: Sequence[Decided], chunks: Sequence[int]) -> pa.Array:
 
 
 def _duplicates(held: Sequence[Duplicate | None], types: Sequence[pa.DataType]) -> list[pa.Array]:
-    if not any(held):
-        return [pa.repeat(pa.scalar(False), len(held)), *(pa.nulls(len(held), type_) for type_ in types[1:])]
     facts = [(False, None, None) if each is None else (True, *each) for each in held]
     return [pa.array(column, type_) for column, type_ in zip(zip(*facts, strict=True), types, strict=True)]
 
