@@ -31,13 +31,13 @@ class Decisions:
     __slots__ = ("_count", "_passes")
 
     def __init__(self) -> None:
-        self._passes: list[tuple[int, int, bytes | Decided | Row]] = []
-        """Rows, number of the pass, and what was told of it, packed or not; or a single row as it is."""
+        self._passes: list[tuple[int, int, bytes | Row]] = []
+        """Rows, number of the pass, and what was packed; or a single row as it is."""
         self._count = 0
 
-    def add(self, number: int, count: int, told: bytes | Decided) -> None:
-        """Append a pass, with as many rows as `pack_decision` said; packed or not."""
-        self._passes.append((count, number, told))
+    def add(self, number: int, count: int, packed: bytes) -> None:
+        """Append a pass, with as many rows as `pack_decision` said."""
+        self._passes.append((count, number, packed))
         self._count += count
 
     def extend(self, rows: Iterable[Row] | Decisions) -> None:
@@ -82,24 +82,17 @@ class Decisions:
             found[each[1]]._count += each[0]
         return dict(found)
 
-    def counts(self) -> dict[int, int]:
-        """Rows of each pass."""
-        found: defaultdict[int, int] = defaultdict(int)
-        for count, number, _ in self._passes:
-            found[number] += count
-        return dict(found)
-
     def pass_range(self) -> tuple[int, int] | None:
         """The first and last pass; None without any."""
         return (self._passes[0][1], self._passes[-1][1]) if self._passes else None
 
     def pieces(self) -> Iterator[list[Told] | list[Row]]:
         """Everything in order, passes and single rows apart. Raises RunFormatError for what can't be read."""
-        for is_row, run in groupby(self._passes, lambda each: not isinstance(each[2], bytes | Decided)):
+        for is_row, run in groupby(self._passes, lambda each: not isinstance(each[2], bytes)):
             if is_row:
                 yield [row for _, _, row in run]  # type: ignore[misc]
             else:
-                yield [Told(number, _decided(number, told)) for _, number, told in run]  # type: ignore[arg-type]
+                yield [Told(number, _decided(number, packed)) for _, number, packed in run]  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return self._count
@@ -130,11 +123,9 @@ def append(rows: dict[str, Any], more: dict[str, Any]) -> None:
             rows[table] = values.copy()
 
 
-def _decided(number: int, told: bytes | Decided) -> Decided:
-    if isinstance(told, Decided):
-        return told
+def _decided(number: int, packed: bytes) -> Decided:
     try:
-        return _decode(told)
+        return _decode(packed)
     except msgspec.DecodeError as error:
         raise RunFormatError(f"the decisions of pass {number} can't be read: {error}") from None
 

@@ -264,7 +264,7 @@ def unpack(rows: Rows) -> Rows:
         if not digest:
             packed = pack_decided(decided) if isinstance(decided, Decided) else bytes(decided)
             digest = decision_hash(packed)
-            told.add(number, count, decided if isinstance(decided, Decided) else packed)
+            told.add(number, count, packed)
         rows.setdefault("passes", []).append(pass_row(number, step, seq, facts, digest, decide_ns))
     if told:
         rows["decisions"] = told

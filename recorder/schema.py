@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import pyarrow as pa
-from schedscope.recorder.decision_columns import columns_of
+from schedscope.recorder.decision_columns import DecisionColumns
 from schedscope.recorder.decisions import Decisions, Told
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 from schedscope.recorder.rows import Row
@@ -644,11 +644,21 @@ def to_arrow(table: Table, rank: int, rows: Sequence[Row] | Decisions) -> pa.Tab
 
 
 def _decisions(table: Table, rank: int, piece: list[Told] | list[Row]) -> pa.Table:
-    if not isinstance(piece[0], Told):
-        return to_arrow(table, rank, piece)
-    columns = columns_of(cast("list[Told]", piece), [column.type for column in table.row])
-    ranks = pa.repeat(pa.scalar(rank, pa.int32()), len(columns[0]))
-    return pa.Table.from_arrays([ranks, *columns], schema=table.arrow)
+    columns = DecisionColumns()
+    for each in piece:
+        if not isinstance(each, Told):
+            return to_arrow(table, rank, cast("list[Row]", piece))
+        columns.add(*each)
+    return decisions_table(columns, rank)
+
+
+def decisions_table(columns: DecisionColumns, rank: int) -> pa.Table:
+    """Rows of `decisions`, with their rank."""
+    table = TABLES["decisions"]
+    if not columns.rows:
+        return table.arrow.empty_table()
+    ranks = pa.repeat(pa.scalar(rank, pa.int32()), columns.rows)
+    return pa.Table.from_arrays([ranks, *columns.arrays([each.type for each in table.row])], schema=table.arrow)
 
 
 _HEAD = f"""\

@@ -19,11 +19,12 @@ from schedscope.engine.snapshot import restore_snapshot
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Tracer
 from schedscope.recorder.checkpoint import Checkpoint
+from schedscope.recorder.decision_columns import DecisionColumns
 from schedscope.recorder.files import PASS, Within
-from schedscope.recorder.frame import Body, Rows, unpack
+from schedscope.recorder.frame import DECIDED, Body, Rows, pack_decided, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import Part
-from schedscope.recorder.rows import Decided, PassFacts, Row
+from schedscope.recorder.rows import Decided, PassFacts, Row, decision_hash
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import Lived, RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
@@ -77,15 +78,16 @@ class Recollection(RunTracer):
         """The step of each row of `requests`."""
         self._whole: dict[str, int] = {}
         """Rows of steps that have ended."""
-        self.decisions = 0
-        """Rows of them since the last `take`."""
+        self.decisions = DecisionColumns()
+        """Of all passes since the last `take`."""
 
     def _flush(self) -> None:
         """It stays here."""
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
-        super()._put_pass(number, step, seq, decide_ns, facts, told)
-        self.decisions += told.count
+        if self._keeps(number):
+            self.decisions.add(number, told)
+        self._put(DECIDED, (number, step, seq, decide_ns, facts, decision_hash(pack_decided(told)), told.count, None))
 
     def put_request(self, live: Lived, asked: Row, kind: str, detail: Any) -> None:
         """As the recorder does."""
@@ -101,17 +103,17 @@ class Recollection(RunTracer):
         super().on_committed(state)
         self._whole = {table: len(rows) for table, rows in self._rows.items()}
 
-    def take(self) -> tuple[Rows, list[int]]:
+    def take(self) -> tuple[Rows, DecisionColumns, list[int]]:
         """What the recorder would have written of all steps that ended since the last call, and of the arrivals before
-        them; and the step of each row of `requests`. Behind a step, it is not clear yet where it belongs.
+        them: tables, decisions, and the step of each row of `requests`.
         """
         whole, rows = self._whole, self._rows
         ended = whole.get("requests", 0)
         steps, self._ended_in = self._ended_in[:ended], self._ended_in[ended:]
         self._rows = {table: rest for table in rows if (rest := rows[table][whole.get(table, 0) :])}
         self._whole = {}
-        self.decisions = 0
-        return unpack({table: rows[table][:count] for table, count in whole.items()}), steps
+        decisions, self.decisions = self.decisions, DecisionColumns()
+        return unpack({table: rows[table][:count] for table, count in whole.items()}), decisions, steps
 
 
 class _Nowhere:

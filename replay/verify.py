@@ -9,19 +9,17 @@ import gc
 import multiprocessing
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from schedscope.recorder.decisions import Decisions
 from schedscope.recorder.files import Within
-from schedscope.recorder.frame import Rows
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.recorder.schema import TABLES, decisions_table, to_arrow
 from schedscope.replay.garbage import collecting_less
 from schedscope.replay.rebuild import LostError
 from schedscope.replay.replayer import Recollection, Replayer, Start
@@ -224,7 +222,7 @@ class _Comparison:
             self._batch.append(turn)
             number = turn.pass_number
             last = stop_pass is not None and number is not None and number >= stop_pass
-            if len(self._batch) + self._recollection.decisions >= _BATCH_ROWS or last:
+            if len(self._batch) + self._recollection.decisions.rows >= _BATCH_ROWS or last:
                 verdict = self.finish()
                 if progress is not None:
                     progress(self._before + self._passes)
@@ -243,19 +241,20 @@ class _Comparison:
         return Verdict(self._replayer.rank, *counts, found, self._first_pass)
 
     def _compare(self, batch: Sequence[Turn]) -> Divergence | None:
-        rows, ended_in = self._recollection.take()
+        rows, decisions, ended_in = self._recollection.take()
+        new = {name: to_arrow(TABLES[name], 0, rows.get(name, ())) for name in self._index if name != "decisions"}
+        new["decisions"] = decisions_table(decisions, 0)
         step = batch[-1].step
         number = max((turn.pass_number for turn in batch if turn.pass_number is not None), default=None)
         end_ns = self._ends.until(step).column("end_ns")
         bounds = {"decisions": number, "requests": end_ns[-1].as_py()}
         old = {name: table.until(bounds.get(name, step)) for name, table in self._recorded.items()}
-        same = all(self._recorded[name].equals(old[name], rows.get(name, ())) for name in self._index)
-        found = None if same else next(self._differences(batch, old, rows, ended_in), None)
-        self._count(batch, rows.get("decisions"), None if found is None else found.step)
+        same = all(_equal(old[name], new[name], self._recorded[name].fields) for name in self._index)
+        found = None if same else next(self._differences(batch, old, new, ended_in), None)
+        self._count(batch, decisions.counts, None if found is None else found.step)
         return found
 
-    def _count(self, batch: Sequence[Turn], decisions: Decisions | None, last: int | None) -> None:
-        counts = {} if decisions is None else decisions.counts()
+    def _count(self, batch: Sequence[Turn], counts: Mapping[int, int], last: int | None) -> None:
         for turn in batch:
             self._steps += 1
             number = turn.pass_number
@@ -268,15 +267,21 @@ class _Comparison:
                 break
 
     def _differences(
-        self, batch: Sequence[Turn], tables: dict[str, pa.Table], rows: Rows, ended_in: Sequence[int]
+        self,
+        batch: Sequence[Turn],
+        recorded: Mapping[str, pa.Table],
+        replayed: Mapping[str, pa.Table],
+        ended_in: Sequence[int],
     ) -> Iterator[Divergence]:
-        old = {name: _by_index(tables[name].to_pylist(), column) for name, column in self._index.items()}
-        new = {name: _by_index(_named(name, rows.get(name, ())), column) for name, column in self._index.items()}
+        old, new = (
+            {name: _by_index(tables[name].to_pylist(), column) for name, column in self._index.items()}
+            for tables in (recorded, replayed)
+        )
         # When a request has ended is a clock's time in the log, so requests go by their order.
-        ended = tables["requests"].to_pylist()
+        ended = recorded["requests"].to_pylist()
         places = [*ended_in, *[None] * (len(ended) - len(ended_in))]
         old["requests"] = _grouped(places, ended)
-        new["requests"] = _grouped(ended_in, _named("requests", rows.get("requests", ())))
+        new["requests"] = _grouped(ended_in, replayed["requests"].to_pylist())
         for turn in batch:
             for name in self._index:
                 index = turn.pass_number if name == "decisions" else turn.step
@@ -296,11 +301,9 @@ class _Comparison:
             yield Divergence(*where, None, "rows", len(old), len(new))
 
 
-_NAMES = {name: TABLES[name].names[1:] for name in INDEX}
-
-
-def _named(table: str, rows: Iterable[tuple[Any, ...]]) -> _Named:
-    return [dict(zip(_NAMES[table], row, strict=True)) for row in rows]
+def _equal(old: pa.Table, new: pa.Table, fields: Sequence[str]) -> bool:
+    """Whether recorded rows and those of a re-run agree in all that is decided."""
+    return len(old) == len(new) and bool(old.select(fields).equals(new.select(fields)))
 
 
 def _by_index(rows: _Named, index: str) -> dict[int | None, _Named]:
@@ -352,13 +355,6 @@ class _Recorded:
                 break
             self._rest = next(self._pieces, None)
         return pa.concat_tables(taken) if taken else TABLES[self._table].arrow.empty_table().select(self._columns)
-
-    def equals(self, old: pa.Table, rows: Sequence[tuple[Any, ...]] | Decisions) -> bool:
-        """Whether recorded rows and those of a re-run agree in all that is decided."""
-        if len(old) != len(rows):
-            return False
-        new = to_arrow(TABLES[self._table], 0, rows)
-        return bool(old.select(self.fields).equals(new.select(self.fields)))
 
     def _read(self, parts: Sequence[Part], behind: int | None, tick: int) -> Iterator[pa.Table]:
         for i, part in enumerate(parts):
