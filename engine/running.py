@@ -58,7 +58,7 @@ class RunningBatch:
 
     @property
     def rids(self) -> list[str]:
-        """Whose tokens `take` expects, in this order."""
+        """Of the requests, in their order."""
         if self._rids is None:
             self._rids = [live.rid for live in self._lives]
         return self._rids
@@ -123,7 +123,7 @@ class RunningBatch:
         self._slots.append(slots)
 
     def take(self, sampled: Sequence[int]) -> None:
-        """A token for each."""
+        """A token for each, in the order of `rids`; the sequence is kept."""
         self.keep_frozen()
         self._tokens.append(sampled)
         self._got += 1

@@ -182,6 +182,7 @@ class Scheduler:
             pass_number = self.passes
             self.passes += 1
             self.tracer.on_pass(pass_number, view, plan, state.random_state)
+        view = None  # what nobody has any more need not be kept as it was
         try:
             batch = state.apply(plan, now, pass_number, given.entry_times)
         except PoolExhaustedError:
