@@ -17,7 +17,7 @@ from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.delayer import Negotiation, Report, delayer_slots, local_report, negotiate
 from schedscope.engine.operations import Lock, Operation, Preempt, Touch
 from schedscope.engine.ordering import shortest_prefill_work
-from schedscope.engine.preemption import Preemption, find_victims, output_reserve
+from schedscope.engine.preemption import Preemption, find_victims, output_reserve, output_reserves
 from schedscope.engine.radix import Match
 from schedscope.engine.scratch import ScratchCache
 from schedscope.engine.verdict import Reason, Result, Verdict
@@ -81,7 +81,8 @@ class _Pass:
         self.config = config
         self.cache = ScratchCache(view.cache, touches)
         self.available = view.available
-        self.running = list(view.running)
+        self.running_count = len(view.running)
+        self._running: list[Running] | None = None
         self.free_rows = view.free_rows
         self.batch_is_full = batch_is_full
         self.verdicts: list[Verdict] = []
@@ -95,7 +96,7 @@ class _Pass:
         self.outputs: list[tuple[float, int]] | None = None
         mixed = len(view.running) if config.enable_mixed_chunk and config.chunked_prefill_size else 0
         chunk = config.chunked_prefill_size
-        reserve = sum([output_reserve(r, config, view.new_token_ratio) for r in view.running])
+        reserve = sum(output_reserves(view.running, config, view.new_token_ratio))
         self.budget = Budget(
             page_size=config.page_size,
             input=config.max_prefill_tokens - mixed,
@@ -103,6 +104,13 @@ class _Pass:
             total_offset=mixed + reserve,
             current_offset=mixed,
         )
+
+    @property
+    def running(self) -> list[Running]:
+        """Requests that run and were not preempted in this pass."""
+        if self._running is None:
+            self._running = list(self.view.running)
+        return self._running
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
@@ -119,7 +127,7 @@ class _Pass:
             if self._budget_result()[0] is Result.OTHER:
                 stop = "budget"
                 break
-            slots = allocatable(self.config, len(self.running), self.free_rows + held_rows)
+            slots = allocatable(self.config, self.running_count, self.free_rows + held_rows)
             if len(self.batch) >= slots:
                 self.batch_is_full = True
             preemption = None
@@ -134,7 +142,7 @@ class _Pass:
             self.verdicts.append(verdict)
             if verdict.result is not Result.CONTINUE:
                 if verdict.result is Result.NO_TOKEN:
-                    self.batch_is_full = bool(self.batch) or bool(self.running)
+                    self.batch_is_full = bool(self.batch) or self.running_count > 0
                 stop = str(verdict.result)
                 break
         return Admission(
@@ -345,7 +353,7 @@ class _Pass:
         config, view = self.config, self.view
         if not config.enable_prefill_delayer:
             return True
-        free_slots = max(delayer_slots(config, config.max_running_requests) - len(self.running), 1)
+        free_slots = max(delayer_slots(config, config.max_running_requests) - self.running_count, 1)
         attempted = min(max(len(view.queue), 1), free_slots)
         self.attempted_prefill_bs = max(self.attempted_prefill_bs, attempted)
         if self.negotiation is None:
@@ -355,7 +363,7 @@ class _Pass:
                 view.now,
                 prefillable=True,
                 token_usage=view.token_usage,
-                running_batch=len(self.running),
+                running_batch=self.running_count,
                 max_prefill_bs=view.max_prefill_bs,
                 waiting_queue_len=len(view.queue),
             )
@@ -371,11 +379,12 @@ class _Pass:
         for victim in found.victims:
             self.budget = self.budget.release(output_reserve(victim, self.config, self.view.new_token_ratio))
             self.running.remove(victim)
+            self.running_count -= 1
             self.available += victim.private
             if victim.lock is not None:
                 self.cache.unlock(victim.lock)
             self.free_rows += 1
-            wanted = len(self.running) * self.config.retract_decode_steps
+            wanted = self.running_count * self.config.retract_decode_steps
             room.append(wanted)
             if wanted > self.available:
                 self.available += self.cache.evict(wanted - self.available)

@@ -14,7 +14,6 @@ class Live:
     """A request that has arrived and not yet ended."""
 
     __slots__ = (
-        "_said",
         "_tokens",
         "arrival_processed_tokens",
         "cached_tokens",
@@ -38,6 +37,7 @@ class Live:
         "retractions",
         "rid",
         "row",
+        "said",
         "space",
         "to_finish",
         "waiting",
@@ -49,8 +49,8 @@ class Live:
         self.priority = priority
         self.space = namespace(request.extra_key, request.cache_salt)
         self._tokens = request.prompt
-        self._said: array[int] = array("i")
-        """Output tokens that are not in `_tokens` yet: a long sequence isn't copied for each of them."""
+        self.said: array[int] = array("i")
+        """Output tokens that are not in `tokens` yet: a long sequence isn't copied for each of them."""
         self.prompt_len = request.prompt_len
         self.output_len = 0
         self.entry_time = 0.0
@@ -90,17 +90,17 @@ class Live:
     @property
     def tokens(self) -> bytes:
         """Prompt and output, packed; the same object until it grows."""
-        if self._said:
-            self._tokens += tokens.encode(self._said)
-            del self._said[:]
+        if self.said:
+            self._tokens += tokens.encode(self.said)
+            del self.said[:]
         return self._tokens
 
     @tokens.setter
     def tokens(self, sequence: bytes) -> None:
         self._tokens = sequence
-        del self._said[:]
+        del self.said[:]
 
     def append(self, token: int) -> None:
         """Take one output token."""
-        self._said.append(token)
+        self.said.append(token)
         self.output_len += 1

@@ -254,7 +254,7 @@ class Facts(NamedTuple):
 
     config: SchedulerConfig
     cache: RadixCache
-    running: tuple[Running, ...]
+    running: Sequence[Running]
     processed_tokens: int
     matches: Sequence[Match]
     """Per queue position; empty for cache-agnostic policies."""
@@ -410,7 +410,7 @@ def order(
     cache: RadixCache,
     config: SchedulerConfig,
     *,
-    running: tuple[Running, ...] = (),
+    running: Sequence[Running] = (),
     processed_tokens: int = 0,
     random_state: RandomState | None = None,
     refresh_calls: int = 0,

@@ -58,6 +58,12 @@ class KVPool:
             row.extend(range(number * page, number * page + page))
         del row[end:]
 
+    def take(self, count: int) -> array[int]:
+        """So many slots, each for a holder of its own; only with pages of one token. Raises PoolExhaustedError."""
+        if count > self.available:
+            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {count} are needed")
+        return self._take(count)
+
     def extend_each(self, rows: Sequence[array[int]]) -> None:
         """Append one slot to each row, as `extend` would one after the other. Raises PoolExhaustedError first."""
         page = self.page_size

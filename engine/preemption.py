@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from schedscope.engine.config import SchedulerConfig
-from schedscope.engine.view import Running, Waiting
+from schedscope.engine.view import Running, RunningRequests, Waiting
 
 
 class Preemption(NamedTuple):
@@ -28,6 +28,14 @@ def output_reserve(running: Running, config: SchedulerConfig, new_token_ratio: f
     """Tokens kept free for the rest of a running request's output."""
     ratio = 1.0 if running.ignore_eos else new_token_ratio
     return min(running.max_new_tokens - running.output_len, config.clip_max_new_tokens) * ratio
+
+
+def output_reserves(running: Sequence[Running], config: SchedulerConfig, new_token_ratio: float) -> list[float]:
+    """The same for each of them."""
+    if not isinstance(running, RunningRequests) or running.ignores_eos:
+        return [output_reserve(request, config, new_token_ratio) for request in running]
+    clip, got = config.clip_max_new_tokens, running.got
+    return [min(asked - got, clip) * new_token_ratio for asked in running.asked]
 
 
 def find_victims(

@@ -198,6 +198,11 @@ class RadixCache:
         length, node = match
         if node.whole is match:
             return match
+        if length == node.end and not node.evicted and node.parent is not None:
+            edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
+            if edge not in node.children:
+                # Mostly another request went on from there, and this one still ends where it did.
+                return self._ends(node, edge)
         while node.evicted:
             assert node.parent is not None
             node = node.parent
@@ -206,7 +211,7 @@ class RadixCache:
         if length < node.end:
             return self._inside(length, node)
         edge = sequence[length * TOKEN_BYTES : length * TOKEN_BYTES + self._page_bytes]
-        return self._walk(sequence, edge if node.parent else space + edge, node)
+        return self._walk(sequence, space + edge if node.parent is None else edge, node)
 
     def memo(self, kind: type[Memo]) -> Memo:
         """An object of this class that lives with the cache: for those who read it often, to be faster next time."""
@@ -305,10 +310,11 @@ class RadixCache:
                 break
             prefix = b""
             child.last_access = self._tick()
-            shared = tokens.common_prefix(child.key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
-            shared = min(shared, stop - offset)
-            shared -= shared % page
-            if shared < len(child.key):
+            shared = len(child.key)
+            if stop - offset < shared or not sequence.startswith(child.key, offset):
+                shared = tokens.common_prefix(child.key, sequence, 0, offset // TOKEN_BYTES) * TOKEN_BYTES
+                shared = min(shared, stop - offset)
+                shared -= shared % page
                 child = self._split(child, node.end + shared // TOKEN_BYTES)
             child.priority = max(child.priority, priority)
             offset += shared
@@ -440,12 +446,17 @@ class RadixCache:
             edge = sequence[offset : offset + page]
         if steps > _LONG_WALK:
             self._lay_lane(node)
+        return self._ends(node, edge)
+
+    def _ends(self, node: Node, edge: bytes) -> Match:
+        """A match that ends with a node, and would go on with `edge` below it."""
         if node.sought is None:
-            node.sought = set()
+            node.sought = {edge}
         elif len(node.sought) > _MAX_SOUGHT:
             self._renew(node)
-            node.sought = set()
-        node.sought.add(edge)
+            node.sought = {edge}
+        else:
+            node.sought.add(edge)
         return node.whole
 
     @staticmethod

@@ -12,15 +12,16 @@ one step, of which nothing is kept, unless the token in flight is the last that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from schedscope.engine.batch import Batch, InFlight, Member
+from schedscope.engine.batch import Batch, DecodeBatch, InFlight
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, decide
 from schedscope.engine.delayer import Report
 from schedscope.engine.live import Live
 from schedscope.engine.pool import PoolExhaustedError
 from schedscope.engine.request import Request
+from schedscope.engine.running import RunningBatch
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import NOTHING_GIVEN, Event, Given, StepRecord, Tracer
 from schedscope.engine.view import View
@@ -72,17 +73,27 @@ class Scheduler:
         self.config = config
         self.state = SchedulerState(config)
         self.tracer = tracer or Tracer()
+        self._tells_outputs = type(self.tracer).on_outputs is not Tracer.on_outputs
         self.steps = 0
         self.passes = 0
-        self.lives: dict[str, Live] = {}
-        """Requests that have not ended, by rid."""
+        self._lives: dict[str, Live] = {}
         self._ended: list[Ended] = []
+
+    @property
+    def lives(self) -> dict[str, Live]:
+        """Requests that have not ended, by rid."""
+        self.state.running_batch.settle()
+        return self._lives
+
+    @lives.setter
+    def lives(self, lives: dict[str, Live]) -> None:
+        self._lives = lives
 
     @property
     def busy(self) -> bool:
         """Whether a step could do anything."""
         state = self.state
-        return bool(state.queue or state.running or state.last_prefill or state.chunked or state.in_flight)
+        return bool(state.queue or state.running_batch or state.last_prefill or state.chunked or state.in_flight)
 
     # ---- stimuli -------------------------------------------------------------------------------------------
 
@@ -94,7 +105,7 @@ class Scheduler:
                 little later as makes it the last.
         """
         live = Live(request, self.state.resolved_priority(request))
-        self.lives[request.rid] = live
+        self._lives[request.rid] = live
         self.tracer.on_event(
             Event("arrive", now, request.rid, live.prompt_len, detail=_describe_arrival(request, entry_time))
         )
@@ -115,6 +126,7 @@ class Scheduler:
             self.state.queue.remove(live)
             return [self._end(live, Finish("abort", "Aborted"))]
         live.to_finish = "Aborted"
+        self.state.running_batch.mark()
         live.ends_between_chunks = live is self.state.chunked
         return []
 
@@ -170,6 +182,7 @@ class Scheduler:
             pass_number = self.passes
             self.passes += 1
             self.tracer.on_pass(pass_number, view, plan, state.random_state)
+        view = None  # what nobody has any more need not be kept as it was
         try:
             batch = state.apply(plan, now, pass_number, given.entry_times)
         except PoolExhaustedError:
@@ -183,7 +196,7 @@ class Scheduler:
             state.last_prefill_tokens = batch.extend_tokens
             state.last_prefill_only = batch.prefill_only
             state.processed_tokens += batch.extend_tokens
-        elif state.running and not state.running_prefill_only:
+        elif state.running_batch and not state.running_prefill_only:
             batch, retracted, lost = self._decode(now, given.entry_times)
             ended += lost
         self._tell_evictions(now)
@@ -208,23 +221,47 @@ class Scheduler:
         state = self.state
         flying = state.in_flight.popleft()
         assert flying.batch is batch, "another batch is due"
+        running = state.running_batch
+        if isinstance(batch, DecodeBatch) and batch.running is running and running.plain and None not in sampled:
+            self._commit_decode(running, cast("Sequence[int]", sampled), finishes, now)
+        else:
+            self._commit_each(batch, sampled, finishes, now)
+        self.tracer.on_committed(state)
+
+    def _commit_decode(
+        self, running: RunningBatch, sampled: Sequence[int], finishes: Mapping[str, Finish], now: float
+    ) -> None:
+        """Take in a token for each running request. Most decode on, and nothing else happens to them."""
+        if self._tells_outputs:
+            self.tracer.on_outputs(running.lives, sampled)
+        running.take(sampled)
+        if finishes:
+            for live in running.lives:
+                if live.rid in finishes:
+                    self._take_in(live, finishes[live.rid], now)
+
+    def _commit_each(
+        self, batch: Batch, sampled: Sequence[int | None], finishes: Mapping[str, Finish], now: float
+    ) -> None:
         taken = [
             (member, token)
             for member, token in zip(batch.members, sampled, strict=True)
             if token is not None and not member.live.finished and not member.live.retracted
         ]
         self.tracer.on_outputs([member.live for member, _ in taken], [token for _, token in taken])
+        self.state.running_batch.changed()
         for member, token in taken:
             live = member.live
             live.append(token)
-            # Most decode on, and nothing else happens to them: this is all that is done for most tokens there are.
             if live.rid in finishes or live.to_finish is not None or not member.decode or live.output_len == 1:
-                self._take_in(member, finishes.get(live.rid), now)
-        self.tracer.on_committed(state)
+                self._take_in(live, finishes.get(live.rid), now, None if member.decode else member.end)
 
-    def _take_in(self, member: Member, finish: Finish | None, now: float) -> None:
-        """What a token that was taken in leads to: the request's end, or its place in the cache."""
-        live = member.live
+    def _take_in(self, live: Live, finish: Finish | None, now: float, prefilled: int | None = None) -> None:
+        """What a token that was taken in leads to: the request's end, or its place in the cache.
+
+        Args:
+            prefilled: tokens that its prefill has computed with this one; None: it decodes.
+        """
         if live.output_len == 1:
             self.tracer.on_event(Event("first_token", now, live.rid))
         if live.to_finish is not None:
@@ -235,8 +272,8 @@ class Scheduler:
             detail = {"kind": finish.kind, "detail": finish.detail}
             self.tracer.on_event(Event("finish", now, live.rid, live.output_len, detail=detail))
             self._end(live, finish)
-        elif not member.decode:
-            self.state.checkpoint(live, member.end)
+        elif prefilled is not None:
+            self.state.checkpoint(live, prefilled)
             node = live.lock.id if live.lock is not None else None
             self.tracer.on_event(Event("insert", now, live.rid, live.protected_len, node))
 
@@ -272,7 +309,7 @@ class Scheduler:
 
     def _end(self, live: Live, finish: Finish) -> Ended:
         live.finished = True
-        self.lives.pop(live.rid, None)
+        self._lives.pop(live.rid, None)
         self.tracer.on_end(live, finish.kind, finish.detail)
         return Ended(live, finish)
 
@@ -319,29 +356,29 @@ class Scheduler:
     ) -> tuple[Batch | None, tuple[str, ...], list[Ended]]:
         """One token for every running request; retract some first if memory is short."""
         state = self.state
-        before = len(state.running)
+        before = len(state.running_batch)
         retracted: list[Live] = []
         ended: list[Ended] = []
         ending = state.drop_ending()
-        if not state.running or (ending and not state.fits_decode(state.running)):
+        if not state.running_batch or (ending and not state.fits_decode()):
             # Nothing is left to decode, or there will be room when those that end have given back their memory.
             state.batch_is_full = False
             return None, (), []
-        if state.fits_decode(state.running):
+        if state.fits_decode():
             config = self.config
             decay = (state.first_new_token_ratio - state.least_new_token_ratio) / config.new_token_ratio_decay_steps
             state.new_token_ratio = max(state.new_token_ratio - decay, state.least_new_token_ratio)
         else:
             retracted, ended = self._retract(now)
-        if len(state.running) < before:
+        if len(state.running_batch) < before:
             state.batch_is_full = False
         for live in retracted:
             ended += self._enqueue(live, now, entry_times.get(live.rid))
-        if not state.running:
+        if not state.running_batch:
             return None, tuple(live.rid for live in retracted), ended
-        members = state.allocate_decode(state.running)
+        batch = state.decode()
         state.processed_tokens += state.running_extend_tokens
-        return Batch("decode", tuple(members)), tuple(live.rid for live in retracted), ended
+        return batch, tuple(live.rid for live in retracted), ended
 
     def _retract(self, now: float) -> tuple[list[Live], list[Ended]]:
         """Take memory from the requests with the least output, until the others can decode."""

@@ -172,7 +172,7 @@ class ServingEngine:
                     "steps": rank.scheduler.steps,
                     "passes": rank.scheduler.passes,
                     "waiting": len(rank.scheduler.state.queue),
-                    "running": len(rank.scheduler.state.running),
+                    "running": len(rank.scheduler.state.running_batch),
                     "available_tokens": rank.scheduler.state.pool.available,
                     "evictable_tokens": rank.scheduler.state.cache.evictable,
                 }

@@ -28,7 +28,7 @@ _SAMPLING_FACTS = SamplingParams.__slots__
 _LIVE_FACTS = tuple(
     name
     for name in Live.__slots__
-    if name not in {"_said", "_tokens", "lock", "request", "rid", "row", "space", "waiting"}
+    if name not in {"said", "_tokens", "lock", "request", "rid", "row", "space", "waiting"}
 )
 """What is kept as it is; the rest follows from the request, is tokens, or is slots."""
 _STATE_FACTS = (

@@ -12,11 +12,13 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import compress
+from operator import attrgetter, is_not
 from types import MappingProxyType
 from typing import NamedTuple
 
 from schedscope.engine import tokens
-from schedscope.engine.batch import Batch, InFlight, Member
+from schedscope.engine.batch import Batch, DecodeBatch, InFlight, Member
 from schedscope.engine.chance import RandomState, seeded
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.decision import Plan, gate
@@ -29,12 +31,13 @@ from schedscope.engine.ordering import resolve_policy
 from schedscope.engine.pool import KVPool
 from schedscope.engine.radix import Evicted, Match, Node, RadixCache
 from schedscope.engine.request import Request
+from schedscope.engine.running import RunningBatch
 from schedscope.engine.verdict import Verdict
-from schedscope.engine.view import Chunked, Running, View, Waiting
+from schedscope.engine.view import Chunked, View, Waiting
 
-# Without the step through Python that takes most of the time: these are made for every request in every step.
+# Without the step through Python that takes most of the time.
+_WAITING = attrgetter("waiting")
 _member: Callable[[tuple[object, ...]], Member] = partial(tuple.__new__, Member)
-_running: Callable[[tuple[object, ...]], Running] = partial(tuple.__new__, Running)
 
 QUEUE_FULL = "The request queue is full."
 OUTRANKED = "The request is aborted by a higher priority request."
@@ -65,7 +68,7 @@ class SchedulerState:
         self.policy = resolve_policy(config)
         self.forget_cache()
         self.queue: list[Live] = []
-        self.running: list[Live] = []
+        self.running_batch = RunningBatch()
         self.chunked: Live | None = None
         self.rows = 0
         """Request rows taken."""
@@ -108,6 +111,16 @@ class SchedulerState:
     # ---- reading -------------------------------------------------------------------------------------------
 
     @property
+    def running(self) -> Sequence[Live]:
+        """The requests that decode."""
+        return self.running_batch.lives
+
+    @running.setter
+    def running(self, lives: Iterable[Live]) -> None:
+        self.running_batch.changed()
+        self.running_batch = RunningBatch(lives)
+
+    @property
     def first_new_token_ratio(self) -> float:
         """Where the estimate of outputs starts."""
         return min(self.config.init_new_token_ratio * self.config.schedule_conservativeness, 1.0)
@@ -127,7 +140,7 @@ class SchedulerState:
         """What a decision may read, frozen."""
         return View(
             queue=tuple([live.waiting or self._waiting(live) for live in self.queue]),
-            running=self._running(),
+            running=self.running_batch.freeze(self.config.page_size),
             cache=self.cache,
             available=self.pool.available,
             free_rows=self.config.max_running_requests - self.rows,
@@ -146,7 +159,7 @@ class SchedulerState:
     def gate(self) -> Plan | None:
         """The plan of a step that a gate ends, from what can be told without a view; None: it needs one."""
         free_rows = self.config.max_running_requests - self.rows
-        facts = (self.batch_is_full, self.chunked is not None, len(self.queue), len(self.running), free_rows)
+        facts = (self.batch_is_full, self.chunked is not None, len(self.queue), len(self.running_batch), free_rows)
         return gate(self.config, *facts)
 
     @staticmethod
@@ -170,29 +183,6 @@ class SchedulerState:
             fill_len=live.fill_len,
         )
         return live.waiting
-
-    def _running(self) -> tuple[Running, ...]:
-        page = self.config.page_size
-        return tuple(
-            [
-                _running(
-                    (
-                        live.rid,
-                        live.prompt_len,
-                        live.output_len,
-                        (sampling := live.request.sampling).max_new_tokens,
-                        sampling.ignore_eos,
-                        live.priority,
-                        live.request.routing_key,
-                        live.entry_time,
-                        live.finished,
-                        -(-len(live.row) // page) * page - live.protected_len,
-                        live.lock,
-                    )
-                )
-                for live in self.running
-            ]
-        )
 
     def _chunked(self) -> Chunked | None:
         live = self.chunked
@@ -277,13 +267,15 @@ class SchedulerState:
         if plan.ordering is None or plan.admission is None:
             return None
 
-        by_rid = {live.rid: live for live in self.queue}
         requests = plan.ordering.ranked.requests
-        self.queue = [by_rid[request.rid] for request in requests]
-        for live, request in zip(self.queue, requests, strict=True):
-            if live.waiting is not request:
-                live.waiting = request
-                live.prefix_len, live.matched = request.prefix_len, request.matched
+        self.queue = list(map(self.queue.__getitem__, plan.ordering.ranked.positions))
+        looked_at = len(plan.admission.looked)
+        by_rid = {live.rid: live for live in self.queue[:looked_at]}
+        """Admission looks at the queue from its head on."""
+        changed = map(is_not, map(_WAITING, self.queue), requests)
+        for live, request in compress(zip(self.queue, requests, strict=True), changed):
+            live.waiting = request
+            live.prefix_len, live.matched = request.prefix_len, request.matched
         self.random_state = plan.ordering.random_state
         self.refresh_calls = plan.ordering.refresh_calls
         self.cache.touch_many(plan.ordering.touches)
@@ -310,7 +302,7 @@ class SchedulerState:
         joining = [by_rid[verdict.rid] for verdict in admitted]
         if admitted:
             gone = set(joining)
-            self.queue = [live for live in self.queue if live not in gone]
+            self.queue[:looked_at] = [live for live in self.queue[:looked_at] if live not in gone]
         for live in preempted:
             live.preemptions += 1
             self.admit_to_queue(live, now, entry_times.get(live.rid))
@@ -331,8 +323,8 @@ class SchedulerState:
 
     def _preempt(self, operation: Preempt) -> list[Live]:
         victims = [live for live in self.running if live.rid in operation.rids]
+        self.running = [live for live in self.running if live not in victims]
         for live, room in zip(victims, operation.room, strict=True):
-            self.running.remove(live)
             self.retract(live, room)
         return victims
 
@@ -365,9 +357,9 @@ class SchedulerState:
 
     def _mix(self, batch: Batch) -> Batch:
         """With mixed chunks the running requests decode in the prefill's forward, if their next tokens fit."""
-        if not self.config.enable_mixed_chunk or not self.running:
+        if not self.config.enable_mixed_chunk or not self.running_batch:
             return batch
-        self.running = [live for live in self.running if not live.finished]
+        self.running_batch = self.running_batch.drop_finished()
         if self.drop_ending():
             self.batch_is_full = False
         if not self.running or not self.fits_decode(self.running):
@@ -434,6 +426,7 @@ class SchedulerState:
 
     def release(self, live: Live, *, checkpoint: bool) -> None:
         """Give a request's memory back; with `checkpoint` the cache keeps what it computed."""
+        self.running_batch.mark()
         if checkpoint:
             self.checkpoint(live, min(live.kv_len, live.length))
         if len(live.row) > live.protected_len:
@@ -469,24 +462,26 @@ class SchedulerState:
         if len(joining) < len(self.last_prefill):
             self.batch_is_full = False
         if joining:
-            if not self.running:
+            if not self.running_batch:
                 # SGLang then takes over the prefill batch as it is, and its mark, which is not set.
                 self.running_extend_tokens = self.last_prefill_tokens
                 self.running_prefill_only = True
                 self.batch_is_full = False
             self.running_prefill_only &= self.last_prefill_only
-            self.running += joining
+            self.running = [*self.running, *joining]
         self.last_prefill = []
 
     def drop_finished(self) -> None:
         """Requests that ended leave the running batch."""
-        left = [live for live in self.running if not live.finished]
-        if len(left) < len(self.running):
+        left = self.running_batch.drop_finished()
+        if left is not self.running_batch:
             self.batch_is_full = False
-            self.running = left
+            self.running_batch = left
 
     def drop_ending(self) -> bool:
         """Requests whose token in flight is the last they asked for leave the running batch. Whether any did."""
+        if not self.in_flight or self.running_batch.left > 1:
+            return False
         coming = {member.live for flying in self.in_flight for member in flying.batch.members}
         ending = {
             live
@@ -497,20 +492,33 @@ class SchedulerState:
             self.running = [live for live in self.running if live not in ending]
         return bool(ending)
 
-    def decode_room(self, lives: Iterable[Live]) -> int:
+    def decode_room(self, lives: Sequence[Live]) -> int:
         """Tokens, whole pages, that the next decode of these requests allocates."""
         page = self.config.page_size
-        return sum([live.kv_len % page == 0 for live in lives]) * page
+        return len(lives) if page == 1 else sum([live.kv_len % page == 0 for live in lives]) * page
 
-    def fits_decode(self, lives: Sequence[Live]) -> bool:
-        """Whether these requests can decode one token each, after evicting what can go."""
-        wanted = self.decode_room(lives)
+    def fits_decode(self, lives: Sequence[Live] | None = None) -> bool:
+        """Whether these requests, or all that run, can decode one token each, after evicting what can go."""
+        if lives is None and self.config.page_size == 1:
+            wanted = len(self.running_batch)
+        else:
+            wanted = self.decode_room(self.running if lives is None else lives)
         if not self.cache.disabled:
             self.make_room(wanted)
         return self.pool.available >= wanted
 
+    def decode(self) -> Batch:
+        """A slot for one more token of each running request. Raises PoolExhaustedError."""
+        running = self.running_batch
+        if self.config.page_size > 1:
+            return Batch("decode", self.allocate_decode(self.running))
+        if not self.cache.disabled:
+            self.make_room(len(running))
+        running.grow(self.pool.take(len(running)))
+        return DecodeBatch(running)
+
     def allocate_decode(self, lives: Sequence[Live]) -> list[Member]:
-        """A slot for one more token each."""
+        """A slot for one more token each. Raises PoolExhaustedError."""
         if not self.cache.disabled:
             self.make_room(len(lives) * self.config.page_size)
         self.pool.extend_each([live.row for live in lives])

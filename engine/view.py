@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from schedscope.engine.delayer import NOT_WAITING, DelayerState, Report
 from schedscope.engine.radix import Node, RadixCache
@@ -76,12 +77,60 @@ class Chunked(NamedTuple):
     retracted: bool
 
 
+class RunningRequests(Sequence[Running]):
+    """The running batch, frozen. What it says of each request is made when somebody looks, or before that changes.
+
+    Args:
+        make: all of it.
+        asked: output tokens that each had still to get when `got` was 0.
+        got: tokens that each has got since.
+        ignores_eos: some go on after an end-of-text token.
+    """
+
+    __slots__ = ("__weakref__", "_made", "_make", "asked", "got", "ignores_eos")
+
+    def __init__(
+        self, make: Callable[[], tuple[Running, ...]], asked: Sequence[int], got: int, ignores_eos: bool
+    ) -> None:
+        self._make: Callable[[], tuple[Running, ...]] | None = make
+        self._made: tuple[Running, ...] = ()
+        self.asked = asked
+        self.got = got
+        self.ignores_eos = ignores_eos
+
+    @property
+    def made(self) -> tuple[Running, ...]:
+        """All of it."""
+        if self._make is not None:
+            self._made, self._make = self._make(), None
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(self.made)
+
+    @overload
+    def __getitem__(self, index: int) -> Running: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Running]: ...
+    def __getitem__(self, index: int | slice) -> Running | Sequence[Running]:
+        return self.made[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.made)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """One rank's state before a pass."""
 
     queue: tuple[Waiting, ...]
-    running: tuple[Running, ...]
+    running: Sequence[Running]
     cache: RadixCache
     """Read-only to a decision."""
     available: int

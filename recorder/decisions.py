@@ -7,20 +7,22 @@ by one; Arrow gets them column by column.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
-from schedscope.engine.dedup import Duplicate
 from schedscope.engine.errors import RunFormatError
-from schedscope.engine.verdict import Verdict
-from schedscope.recorder.rows import Decided, Row, key_texts
+from schedscope.recorder.rows import NOT_LOOKED_AT, Decided, Row, key_texts, said
 
 _decode = msgspec.msgpack.Decoder(Decided).decode
 
-Columns = Sequence[Sequence[Any]]
-"""One per column of `decisions` but the rank."""
+
+class Told(NamedTuple):
+    """What was told of a pass."""
+
+    number: int
+    decided: Decided
 
 
 class Decisions:
@@ -84,19 +86,24 @@ class Decisions:
         """The first and last pass; None without any."""
         return (self._passes[0][1], self._passes[-1][1]) if self._passes else None
 
-    def columns(self) -> Columns:
-        """All rows, column by column. Raises RunFormatError if what was packed can't be read."""
-        if not self._passes:
-            return []
-        made = [_columns(number, packed, count) for count, number, packed in self._passes]
-        return [list(chain.from_iterable(column)) for column in zip(*made, strict=True)]
+    def pieces(self) -> Iterator[list[Told] | list[Row]]:
+        """Everything in order, passes and single rows apart. Raises RunFormatError for what can't be read."""
+        for is_row, run in groupby(self._passes, lambda each: not isinstance(each[2], bytes)):
+            if is_row:
+                yield [row for _, _, row in run]  # type: ignore[misc]
+            else:
+                yield [Told(number, _decided(number, packed)) for _, number, packed in run]  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Row]:
-        for count, number, packed in self._passes:
-            yield from zip(*_columns(number, packed, count), strict=True)
+        for piece in self.pieces():
+            for each in piece:
+                if isinstance(each, Told):
+                    yield from _rows(*each)
+                else:
+                    yield each
 
     def __eq__(self, other: object) -> bool:
         return list(self) == (list(other) if isinstance(other, Iterable) else other)
@@ -116,77 +123,36 @@ def append(rows: dict[str, Any], more: dict[str, Any]) -> None:
             rows[table] = values.copy()
 
 
-def _columns(number: int, packed: bytes | Row, count: int) -> Columns:
-    """The rows of a pass, or a row as it is, column by column: the continuing chunk first, then the queue as sorted."""
-    if not isinstance(packed, bytes):
-        return [(value,) for value in packed]
+def _decided(number: int, packed: bytes) -> Decided:
     try:
-        told = _decode(packed)
+        return _decode(packed)
     except msgspec.DecodeError as error:
         raise RunFormatError(f"the decisions of pass {number} can't be read: {error}") from None
-    positions, verdicts = list(told.positions), told.verdicts
-    waiting = len(positions)
-    chunks = count - waiting
-    rids: list[Any] = [verdict.rid for verdict in verdicts[:chunks]]
-    prefix_lens, matched = [0] * chunks, [0] * chunks
-    keys: list[Any] = [None] * chunks
-    names: list[Any] = [None] * chunks
-    held: list[Duplicate | None] = [None] * chunks
-    if waiting:
-        texts: list[Any] = [None if told.names is None else "[]"] * waiting
-        if told.keys:
-            texts = key_texts(told.keys)
-        rids += map(told.rids.__getitem__, positions)
-        prefix_lens += map(told.prefix_lens.__getitem__, positions)
-        matched += map(told.matched.__getitem__, positions)
-        keys += map(texts.__getitem__, positions)
-        names += [None if told.names is None else ",".join(told.names)] * waiting
-        held += map(told.duplicates.__getitem__, positions)
-    columns: list[Sequence[Any]] = [
-        [number] * count,
-        rids,
-        [None] * chunks + positions,
-        [None] * chunks + list(range(waiting)),
-        keys,
-        names,
-        prefix_lens,
-        matched,
-    ]
-    if any(held):
-        columns.append([each is not None for each in held])
-        columns.append([each and each.partner for each in held])
-        columns.append([each and each.shared_len for each in held])
-    else:
-        columns += [False] * count, [None] * count, [None] * count
-    said: list[list[Any]] = [[value] * count for value in _NOT_LOOKED_AT]
-    said.append([[] for _ in range(count)])
-    if verdicts:
-        places = dict(zip(rids, range(count), strict=True))
-        for verdict in verdicts:
-            place = places[verdict.rid]
-            for column, value in zip(said, _said(verdict), strict=True):
-                column[place] = value
-    return columns + said
 
 
-_NOT_LOOKED_AT = (None, None, False, None, None, False, *(None,) * 6)
-"""What is said about a request that a pass ended before, but for those preempted."""
-
-
-def _said(verdict: Verdict) -> Row:
-    remaining = verdict.remaining
-    return (
-        str(verdict.result),
-        str(verdict.reason),
-        verdict.admitted,
-        verdict.prefix_len,
-        verdict.extend_len,
-        verdict.chunked,
-        verdict.need,
-        verdict.have,
-        remaining.total,
-        remaining.current,
-        remaining.input,
-        remaining.chunk,
-        list(verdict.preempted),
-    )
+def _rows(number: int, told: Decided) -> Iterator[Row]:
+    """The rows of a pass: the continuing chunk first, then the queue as sorted."""
+    chunks = told.count - len(told.rids)
+    looked_at = dict(zip(told.places(), told.verdicts, strict=True))
+    for place in range(chunks):
+        verdict = looked_at[place]
+        yield number, verdict.rid, None, None, None, None, 0, 0, False, None, None, *said(verdict)
+    names = None if told.names is None else ",".join(told.names)
+    texts = key_texts(told.keys) if told.keys else [None if told.names is None else "[]"] * len(told.rids)
+    for after, before in enumerate(told.positions):
+        held = told.duplicates[before]
+        found = looked_at.get(chunks + after)
+        yield (
+            number,
+            told.rids[before],
+            before,
+            after,
+            texts[before],
+            names,
+            told.prefix_lens[before],
+            told.matched[before],
+            held is not None,
+            None if held is None else held.partner,
+            None if held is None else held.shared_len,
+            *(NOT_LOOKED_AT if found is None else said(found)),
+        )

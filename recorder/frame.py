@@ -293,8 +293,7 @@ def written(text: str) -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _json(detail: Any) -> str:
-    return json.dumps(detail, ensure_ascii=False)
+_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -53,7 +53,7 @@ class StateFacts(NamedTuple):
 def state_facts(state: SchedulerState) -> StateFacts:
     """Those of a scheduler of ours."""
     return StateFacts(
-        len(state.running),
+        len(state.running_batch),
         len(state.queue),
         state.pool.available,
         state.cache.evictable,
@@ -120,6 +120,16 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def pack(self) -> bytes:
         """As it goes into a frame."""
         return _encode(self)
+
+    def places(self) -> list[int]:
+        """Which of its rows each verdict is about."""
+        chunks = self.count - len(self.rids)
+        rids, positions = self.rids, self.positions
+        # They mostly fall in the order of the queue.
+        if all(verdict.rid == rids[at] for verdict, at in zip(self.verdicts[chunks:], positions, strict=False)):
+            return list(range(len(self.verdicts)))
+        places = {rids[at]: place for place, at in enumerate(positions, chunks)}
+        return [*range(chunks), *(places[verdict.rid] for verdict in self.verdicts[chunks:])]
 
 
 def decided(plan: Plan, block: int = 1) -> Decided:
@@ -211,6 +221,30 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+NOT_LOOKED_AT: Row = (None, None, False, None, None, False, *(None,) * 6, [])
+"""What rows of `decisions` say about a request that the pass ended before."""
+
+
+def said(verdict: Verdict) -> Row:
+    """What they say about one that it looked at."""
+    remaining = verdict.remaining
+    return (
+        str(verdict.result),
+        str(verdict.reason),
+        verdict.admitted,
+        verdict.prefix_len,
+        verdict.extend_len,
+        verdict.chunked,
+        verdict.need,
+        verdict.have,
+        remaining.total,
+        remaining.current,
+        remaining.input,
+        remaining.chunk,
+        list(verdict.preempted),
+    )
 
 
 def pass_facts(view: View, plan: Plan, random_state: RandomState | None) -> PassFacts:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
-from schedscope.recorder.decisions import Decisions
+from schedscope.recorder.decision_columns import DecisionColumns
+from schedscope.recorder.decisions import Decisions, Told
 from schedscope.recorder.frame import SCHEMA_VERSION as SCHEMA_VERSION
 from schedscope.recorder.rows import Row
 
@@ -633,11 +634,31 @@ TABLES: dict[str, Table] = {
 
 def to_arrow(table: Table, rank: int, rows: Sequence[Row] | Decisions) -> pa.Table:
     """Recorded rows as Arrow, with their rank."""
-    columns = rows.columns() if isinstance(rows, Decisions) else list(zip(*rows, strict=True))
-    values: Sequence[Any] = columns or [()] * len(table.row)
+    if isinstance(rows, Decisions):
+        pieces = [_decisions(table, rank, piece) for piece in rows.pieces()] or [table.arrow.empty_table()]
+        return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces).combine_chunks()
+    values: Sequence[Any] = list(zip(*rows, strict=True)) or [()] * len(table.row)
     arrays = [pa.array([rank] * len(rows), pa.int32())]
     arrays += [pa.array(column, definition.type) for column, definition in zip(values, table.row, strict=True)]
     return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def _decisions(table: Table, rank: int, piece: list[Told] | list[Row]) -> pa.Table:
+    columns = DecisionColumns()
+    for each in piece:
+        if not isinstance(each, Told):
+            return to_arrow(table, rank, cast("list[Row]", piece))
+        columns.add(*each)
+    return decisions_table(columns, rank)
+
+
+def decisions_table(columns: DecisionColumns, rank: int) -> pa.Table:
+    """Rows of `decisions`, with their rank."""
+    table = TABLES["decisions"]
+    if not columns.rows:
+        return table.arrow.empty_table()
+    ranks = pa.repeat(pa.scalar(rank, pa.int32()), columns.rows)
+    return pa.Table.from_arrays([ranks, *columns.arrays([each.type for each in table.row])], schema=table.arrow)
 
 
 _HEAD = f"""\

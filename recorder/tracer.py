@@ -227,9 +227,12 @@ class RunTracer(Tracer):
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
         """Keep a pass, packed where it is handed over."""
-        kept = self._keeps_decisions and number % self._detail.sample == 0
-        digest, told_ = ("", told) if kept else (decision_hash(pack_decided(told)), None)
+        digest, told_ = ("", told) if self._keeps(number) else (decision_hash(pack_decided(told)), None)
         self._put(DECIDED, (number, step, seq, decide_ns, facts, digest, told.count, told_))
+
+    def _keeps(self, number: int) -> bool:
+        """Whether what a pass decided is kept."""
+        return self._keeps_decisions and number % self._detail.sample == 0
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; it ends with `on_committed`, if a batch is due."""
@@ -269,7 +272,7 @@ class RunTracer(Tracer):
                 self._forward_ns(committed, now_ns),
                 self.spent_ns,
                 *facts,
-                0 if batch is None else sum([m.end - m.start for m in batch.members]),
+                0 if batch is None else batch.computed,
                 committed,
                 list(record.retracted),
                 json.dumps([report._asdict() for report in record.reports]) if record.reports else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -37,12 +37,12 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
         values: list[Any] = []
         for chunk in column.dictionary_encode().chunks:
             texts = chunk.dictionary.to_pylist()
-            values += [texts[i] for i in _numbers(chunk.indices, "i")]
+            values += map(texts.__getitem__, _numbers(chunk.indices, "i"))
         return values
     letter = _FORMATS.get(column.type)
     if letter is None:
         return list(column.to_pylist())
-    return [value for chunk in column.chunks for value in _numbers(chunk, letter)]
+    return list(chain.from_iterable([_numbers(chunk, letter) for chunk in column.chunks]))
 
 
 def packed_lists(column: pa.ChunkedArray) -> list[bytes]:
@@ -69,4 +69,5 @@ def _numbers(chunk: pa.Array, letter: str) -> list[Any]:
     if not len(chunk):
         return []
     values: Any = memoryview(chunk.buffers()[1]).cast("B")
-    return list(values.cast(letter)[chunk.offset : chunk.offset + len(chunk)])
+    found: list[Any] = values.cast(letter)[chunk.offset : chunk.offset + len(chunk)].tolist()
+    return found

@@ -7,15 +7,21 @@ requests ended. All of them are in the log.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
+from schedscope.engine.batch import Batch, DecodeBatch
 from schedscope.engine.chance import as_state
 from schedscope.engine.delayer import Report
 from schedscope.engine.errors import RunFormatError
 from schedscope.engine.request import Request, SamplingParams
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.tracer import NOTHING_GIVEN, Given
-from schedscope.replay.script import Script, Stimulus, Turn, parse_json
+from schedscope.replay.script import Outputs, Script, Stimulus, Turn, parse_json
+
+_NAMED = ("priority", "routing_key", "extra_key", "cache_salt")
+"""Of an arrival's facts those that are the request's own."""
 
 
 class LostError(RunFormatError):
@@ -82,9 +88,7 @@ class Rebuild:
         due = scheduler.step(now, reports_of(turn), given_of(turn)).due
         if due is None:
             return
-        outputs = script.outputs.get(turn.step, {})
-        sampled = [None if member.unfinished else outputs.get(member.live.request.rid) for member in due.members]
-        scheduler.commit(due, sampled, script.finishes.get(turn.step, {}), now)
+        scheduler.commit(due, _sampled(due, script.outputs.get(turn.step)), script.finishes.get(turn.step, {}), now)
 
     def _stimulate(self, stimulus: Stimulus, script: Script) -> None:
         self.tick = max(self.tick, stimulus.seq)
@@ -97,6 +101,16 @@ class Rebuild:
                 self.scheduler.abort(stimulus.rid, stimulus.time)
             case "flush":
                 self.scheduler.flush(stimulus.time)
+
+
+def _sampled(batch: Batch, outputs: Outputs | None) -> Sequence[int | None]:
+    """The tokens that were recorded for a batch, in its order."""
+    if outputs is None:
+        return [None] * len(batch)
+    if isinstance(batch, DecodeBatch) and batch.running.rids == outputs.rids:
+        return outputs.ids
+    ids = dict(zip(outputs.rids, outputs.ids, strict=True))
+    return [None if member.unfinished else ids.get(member.live.rid) for member in batch.members]
 
 
 def reports_of(turn: Turn) -> tuple[Report, ...]:
@@ -124,10 +138,17 @@ def _arrival(stimulus: Stimulus, script: Script) -> tuple[Request, float | None]
     prompt = script.prompts.get(stimulus.seq)
     if prompt is None:
         raise RunFormatError(f"the prompt of {stimulus.rid!r} was not recorded, so nothing behind it can be rebuilt")
-    facts = parse_json(stimulus.detail)
+    assert stimulus.rid is not None
+    sampling, named, entry_time = _asked(stimulus.detail)
+    return Request(rid=stimulus.rid, prompt=prompt, sampling=sampling, **named), entry_time
+
+
+@lru_cache(maxsize=4096)
+def _asked(detail: str | None) -> tuple[SamplingParams, Mapping[str, Any], float | None]:
+    """What an arrival asks for. Many ask for the same."""
+    facts = parse_json(detail)
     entry_time = facts.pop("entry_time", None)
-    request = {name: facts.pop(name) for name in ("priority", "routing_key", "extra_key", "cache_salt")}
+    named = {name: facts.pop(name) for name in _NAMED}
     facts["stop"] = tuple(facts["stop"])
     facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
-    assert stimulus.rid is not None
-    return Request(rid=stimulus.rid, prompt=prompt, sampling=SamplingParams(**facts), **request), entry_time
+    return SamplingParams(**facts), named, entry_time

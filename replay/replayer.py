@@ -14,18 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.config import SchedulerConfig
 from schedscope.engine.errors import RunFormatError, RunNotFoundError
-from schedscope.engine.live import Live
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.snapshot import restore_snapshot
+from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import Tracer
 from schedscope.recorder.checkpoint import Checkpoint
-from schedscope.recorder.decisions import append
+from schedscope.recorder.decision_columns import DecisionColumns
 from schedscope.recorder.files import PASS, Within
-from schedscope.recorder.frame import Body, Rows, unpack
+from schedscope.recorder.frame import DECIDED, Body, Rows, pack_decided, unpack
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.parts import Part
+from schedscope.recorder.rows import Decided, PassFacts, Row, decision_hash
 from schedscope.recorder.run import Run
-from schedscope.recorder.tracer import RunTracer
+from schedscope.recorder.tracer import Lived, RunTracer
 from schedscope.replay.columns import packed_lists, rows_of, values_of
 from schedscope.replay.from_view import Seen, see
 from schedscope.replay.moment import Moment, decide_again
@@ -68,36 +69,51 @@ class Start(NamedTuple):
 BEGINNING = Start(0, 0, 0, 0, 0)
 
 
-class Replayed(NamedTuple):
-    """A step that was re-run."""
-
-    turn: Turn
-    """As it was recorded."""
-    rows: Rows
-    """What the recorder would write of it and of the arrivals before it, by table; clocks are 0."""
-
-
-class _Recollection(RunTracer):
-    """Records the re-run into memory: what comes of it can then be held against the log, table by table."""
+class Recollection(RunTracer):
+    """Records a re-run into memory: what comes of it can then be held against the log, table by table. Clocks are 0."""
 
     def __init__(self, detail: Detail) -> None:
         super().__init__(_Nowhere(detail), checkpoint_every=sys.maxsize, clock_ns=lambda: 0)
-        self._kept: Rows = {}
+        self._ended_in: list[int] = []
+        """The step of each row of `requests`."""
+        self._whole: dict[str, int] = {}
+        """Rows of steps that have ended."""
+        self.decisions = DecisionColumns()
+        """Of all passes since the last `take`."""
 
-    def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        append(self._kept, unpack(rows))
+    def _flush(self) -> None:
+        """It stays here."""
 
-    def on_prompt(self, live: Live) -> None:
-        """Tokens are what the re-run was given; they are not compared."""
+    def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
+        if self._keeps(number):
+            self.decisions.add(number, told)
+        self._put(DECIDED, (number, step, seq, decide_ns, facts, decision_hash(pack_decided(told)), told.count, None))
 
-    def on_outputs(self, lives: Sequence[Live], sampled: Sequence[int]) -> None:
-        """As above."""
+    def put_request(self, live: Lived, asked: Row, kind: str, detail: Any) -> None:
+        """As the recorder does."""
+        super().put_request(live, asked, kind, detail)
+        self._ended_in.append(self._step_number())
 
-    def take(self) -> Rows:
-        """What was recorded since the last call."""
-        self._flush()
-        kept, self._kept = self._kept, {}
-        return kept
+    # Tokens are what the re-run was given; they are not compared.
+    on_prompt = Tracer.on_prompt
+    on_outputs = Tracer.on_outputs
+
+    def on_committed(self, state: SchedulerState) -> None:
+        """A step has ended."""
+        super().on_committed(state)
+        self._whole = {table: len(rows) for table, rows in self._rows.items()}
+
+    def take(self) -> tuple[Rows, DecisionColumns, list[int]]:
+        """What the recorder would have written of all steps that ended since the last call, and of the arrivals before
+        them: tables, decisions, and the step of each row of `requests`.
+        """
+        whole, rows = self._whole, self._rows
+        ended = whole.get("requests", 0)
+        steps, self._ended_in = self._ended_in[:ended], self._ended_in[ended:]
+        self._rows = {table: rest for table in rows if (rest := rows[table][whole.get(table, 0) :])}
+        self._whole = {}
+        decisions, self.decisions = self.decisions, DecisionColumns()
+        return unpack({table: rows[table][:count] for table, count in whole.items()}), decisions, steps
 
 
 class _Nowhere:
@@ -249,16 +265,25 @@ class Replayer:
 
     # ---- the iterator --------------------------------------------------------------------------------------
 
-    def replay(self, start: Start = BEGINNING) -> Iterator[Replayed]:
-        """Re-run from a place to begin; yields every step from there on. Raises LostError, RunFormatError."""
-        recollection = _Recollection(self.run.manifest.detail)
+    def replay(
+        self, recollection: Recollection, start: Start = BEGINNING, stop_step: int | None = None
+    ) -> Iterator[Turn]:
+        """Re-run from a place to begin, recording it; yields every step when it has ended.
+
+        Raises LostError, RunFormatError.
+
+        Args:
+            stop_step: end before this step.
+        """
         rebuild = self.rebuild(start, recollection)
         recollection.attach(rebuild.scheduler)
         try:
             for script in self._scripts(start, rebuild.tick):
                 for turn in rebuild.turns(script):
+                    if stop_step is not None and turn.step >= stop_step:
+                        return
                     rebuild.take(turn, script)
-                    yield Replayed(turn, recollection.take())
+                    yield turn
         except LostError:
             raise
         except RunFormatError as error:

@@ -238,4 +238,4 @@ class StateBuilder:
         if request.finished:
             live.finished = True
             state.release(live, checkpoint=True)
-        state.running.append(live)
+        state.running = [*state.running, live]

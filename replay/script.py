@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine import tokens
 from schedscope.engine.errors import RunFormatError
@@ -46,6 +48,13 @@ class Turn(NamedTuple):
     given: str | None
 
 
+class Outputs(NamedTuple):
+    """The sampled tokens that a step took in."""
+
+    rids: list[str]
+    ids: list[int]
+
+
 class Script(NamedTuple):
     """The stimuli of a part, in recorded order."""
 
@@ -53,8 +62,8 @@ class Script(NamedTuple):
     stimuli: Sequence[Stimulus]
     prompts: Mapping[int, bytes]
     """Packed tokens by tick of the arrival."""
-    outputs: Mapping[int, Mapping[str, int]]
-    """Sampled tokens by rid and the step that took them in."""
+    outputs: Mapping[int, Outputs]
+    """By the step that took them in."""
     finishes: Mapping[int, Mapping[str, Finish]]
     """Why requests ended, by rid and the step that took in their last token."""
     ticks: Sequence[int]
@@ -91,34 +100,38 @@ def read_scripts(part: Part, after: int = 0, until: int | None = None) -> Iterat
 def _read_script(part: Part, within: Within) -> Script:
     # An output has the tick of what was told before it, which may be the step before.
     texts: dict[int, bytes] = {}
-    of, rids, ids = list[int](), list[str](), list[int]()
+    steps, rids, ids = list[pa.ChunkedArray](), list[str](), list[int]()
     for found in part.chunks("tokens", _TOKENS, within._replace(first=within.first - 1)):
         begins = pc.equal(found.column("position"), 0)
         prompts, said = found.filter(begins), found.filter(pc.invert(begins))
         texts |= dict(zip(values_of(prompts.column("seq")), packed_lists(prompts.column("ids")), strict=True))
-        of += values_of(said.column("step"))
+        steps.append(said.column("step"))
         rids += values_of(said.column("rid"))
         ids += first_items(said.column("ids"))
-    ends = [i for i, (step, after) in enumerate(pairwise(of), start=1) if step != after]
-    outputs = {
-        of[start]: dict(zip(rids[start:end], ids[start:end], strict=True))
-        for start, end in pairwise([0, *ends, len(of)])
-        if start < end
-    }
     others = [tick for table in _OTHERS for (tick,) in rows_of(part, table, ("seq",), within)]
-    steps, events = rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within)
-    return _script(steps, events, others, texts, outputs)
+    turns, events = rows_of(part, "steps", _TURN, within), rows_of(part, "events", _EVENT, within)
+    return _script(turns, events, others, texts, _outputs(steps, rids, ids))
+
+
+def _outputs(steps: Sequence[pa.ChunkedArray], rids: list[str], ids: list[int]) -> dict[int, Outputs]:
+    if not ids:
+        return {}
+    runs = pc.run_end_encode(pa.chunked_array([chunk for each in steps for chunk in each.chunks]).combine_chunks())
+    ends = runs.run_ends.to_pylist()
+    spans = zip(runs.values.to_pylist(), [0, *ends], ends, strict=False)
+    return {step: Outputs(rids[start:end], ids[start:end]) for step, start, end in spans}
 
 
 def script_of_rows(rows: Mapping[str, Sequence[Row]]) -> Script:
     """The script of a journal's rows. Raises RunFormatError."""
     prompts = {}
-    outputs: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    outputs: defaultdict[int, Outputs] = defaultdict(lambda: Outputs([], []))
     for tick, step, rid, position, ids in rows.get("tokens", ()):
         if position == 0:
             prompts[tick] = tokens.encode(ids)
         else:
-            outputs[step][rid] = ids[-1]
+            outputs[step].rids.append(rid)
+            outputs[step].ids.append(ids[-1])
     others = [tick for table in _OTHERS for (tick,) in _picked(rows, table, ("seq",))]
     return _script(_picked(rows, "steps", _TURN), _picked(rows, "events", _EVENT), others, prompts, outputs)
 
@@ -134,23 +147,27 @@ def _script(
     events: Iterable[Row],
     others: Iterable[int],
     prompts: Mapping[int, bytes],
-    outputs: Mapping[int, Mapping[str, int]],
+    outputs: Mapping[int, Outputs],
 ) -> Script:
-    ticks = set(others)
+    ticks = list(others)
     stimuli = []
     finishes: defaultdict[int, dict[str, Finish]] = defaultdict(dict)
-    for row in events:
-        event = Stimulus(*row)
-        ticks.add(event.seq)
-        if event.kind in STIMULI:
-            stimuli.append(event)
-        elif event.kind == "finish":
-            detail = parse_json(event.detail)
-            assert event.rid is not None
-            finishes[event.step][event.rid] = Finish(detail["kind"], detail["detail"])
+    for seq, step, time, kind, rid, detail in events:
+        ticks.append(seq)
+        if kind in STIMULI:
+            stimuli.append(Stimulus(seq, step, time, kind, rid, detail))
+        elif kind == "finish":
+            finishes[step][rid] = _finish(detail)
     turns = [Turn(*row) for row in steps]
-    ticks.update(turn.seq for turn in turns)
-    return Script(turns, stimuli, prompts, outputs, finishes, sorted(ticks))
+    ticks += [turn.seq for turn in turns]
+    return Script(turns, stimuli, prompts, outputs, finishes, sorted(set(ticks)))
+
+
+@lru_cache(maxsize=4096)
+def _finish(text: str | None) -> Finish:
+    """Most requests end in one of a few ways."""
+    detail = parse_json(text)
+    return Finish(detail["kind"], detail["detail"])
 
 
 def parse_json(text: str | None) -> Any:

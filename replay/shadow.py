@@ -117,7 +117,7 @@ class Shadow:
                 made.append(self._checkpoint(alone=alone))
                 alone = False
         ids = sum(len(prompt) for prompt in script.prompts.values()) // tokens.TOKEN_BYTES
-        ids += sum(len(sampled) for sampled in script.outputs.values())
+        ids += sum(len(outputs.ids) for outputs in script.outputs.values())
         self._work += ids // _TOKENS_PER_WORK
         self._recorded += ids
 
@@ -181,9 +181,9 @@ class _Watch(Tracer):
         """Keep what the recorder would write of a step."""
         batch = record.batch
         self.now = record.now
-        self.rows = 0 if batch is None else len(batch.members)
+        self.rows = 0 if batch is None else len(batch)
         self.waiting = len(state.queue)
-        computed = 0 if batch is None else sum(member.end - member.start for member in batch.members)
+        computed = 0 if batch is None else batch.computed
         committed = None if record.due is None else record.due.step
         head = (record.kind, record.gate, record.pass_number, computed, committed)
         self._facts = (*head, *state_facts(state))

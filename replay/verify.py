@@ -9,22 +9,21 @@ import gc
 import multiprocessing
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from schedscope.recorder.decisions import Decisions, append
 from schedscope.recorder.files import Within
-from schedscope.recorder.frame import Rows
 from schedscope.recorder.parts import Part
 from schedscope.recorder.run import Run
-from schedscope.recorder.schema import TABLES, to_arrow
+from schedscope.recorder.schema import TABLES, decisions_table, to_arrow
 from schedscope.replay.garbage import collecting_less
 from schedscope.replay.rebuild import LostError
-from schedscope.replay.replayer import Replayed, Replayer, Start
+from schedscope.replay.replayer import Recollection, Replayer, Start
+from schedscope.replay.script import Turn
 from schedscope.replay.source import UNTOLD, is_observed
 from schedscope.replay.verdicts import Divergence, Verdict
 
@@ -37,6 +36,9 @@ MEASURED = frozenset({"seq", "time"})
 
 UNKNOWN = frozenset({"decision_hash"})
 """What version 1 of the log doesn't tell in a way that could be compared."""
+
+_Named = list[dict[str, Any]]
+"""Rows, their values by column."""
 
 _BATCH_ROWS = 16_384
 """Rows of decisions that are compared at once."""
@@ -187,7 +189,8 @@ class _Comparison:
         self._before = before
         self.last_pass = start.pass_number - 1
         """That was compared."""
-        self._batch: list[Replayed] = []
+        self._recollection = Recollection(replayer.run.manifest.detail)
+        self._batch: list[Turn] = []
         """Steps that were re-run and not compared yet."""
         self._replayer = replayer
         self._start = start
@@ -214,21 +217,17 @@ class _Comparison:
             return self._run(stop_pass, stop_step, progress)
 
     def _run(self, stop_pass: int | None, stop_step: int | None, progress: Callable[[int], None] | None) -> Verdict:
-        rows = batches = 0
-        for replayed in self._replayer.replay(self._start):
-            if stop_step is not None and replayed.turn.step >= stop_step:
-                break
-            self._batch.append(replayed)
-            rows += 1 + len(replayed.rows.get("decisions", ()))
-            number = replayed.turn.pass_number
+        batches = 0
+        for turn in self._replayer.replay(self._recollection, self._start, stop_step):
+            self._batch.append(turn)
+            number = turn.pass_number
             last = stop_pass is not None and number is not None and number >= stop_pass
-            if rows >= _BATCH_ROWS or last:
+            if len(self._batch) + self._recollection.decisions.rows >= _BATCH_ROWS or last:
                 verdict = self.finish()
                 if progress is not None:
                     progress(self._before + self._passes)
                 if verdict.divergence is not None or last:
                     return verdict
-                rows = 0
                 batches += 1
                 if batches % _COLLECT_EVERY == 0:
                     gc.collect()
@@ -241,83 +240,81 @@ class _Comparison:
         counts = (self._passes, self._decisions, self._steps)
         return Verdict(self._replayer.rank, *counts, found, self._first_pass)
 
-    def _compare(self, batch: Sequence[Replayed]) -> Divergence | None:
-        step = batch[-1].turn.step
-        number = max((r.turn.pass_number for r in batch if r.turn.pass_number is not None), default=None)
+    def _compare(self, batch: Sequence[Turn]) -> Divergence | None:
+        rows, decisions, ended_in = self._recollection.take()
+        new = {name: to_arrow(TABLES[name], 0, rows.get(name, ())) for name in self._index if name != "decisions"}
+        new["decisions"] = decisions_table(decisions, 0)
+        step = batch[-1].step
+        number = max((turn.pass_number for turn in batch if turn.pass_number is not None), default=None)
         end_ns = self._ends.until(step).column("end_ns")
         bounds = {"decisions": number, "requests": end_ns[-1].as_py()}
         old = {name: table.until(bounds.get(name, step)) for name, table in self._recorded.items()}
-        same = all(self._recorded[name].equals(old[name], _rows(batch, name)) for name in self._index)
-        found = None if same else next(self._differences(batch, old), None)
-        for replayed in batch:
-            self._count(replayed)
-            if found is not None and replayed.turn.step == found.step:
-                break
+        same = all(_equal(old[name], new[name], self._recorded[name].fields) for name in self._index)
+        found = None if same else next(self._differences(batch, old, new, ended_in), None)
+        self._count(batch, decisions.counts, None if found is None else found.step)
         return found
 
-    def _count(self, replayed: Replayed) -> None:
-        self._steps += 1
-        number = replayed.turn.pass_number
-        if number is not None:
-            self.last_pass = number
-        if number is not None and number >= self._first_pass:
-            self._passes += 1
-            self._decisions += len(replayed.rows.get("decisions", ()))
+    def _count(self, batch: Sequence[Turn], counts: Mapping[int, int], last: int | None) -> None:
+        for turn in batch:
+            self._steps += 1
+            number = turn.pass_number
+            if number is not None:
+                self.last_pass = number
+                if number >= self._first_pass:
+                    self._passes += 1
+                    self._decisions += counts.get(number, 0)
+            if turn.step == last:
+                break
 
-    def _differences(self, batch: Sequence[Replayed], tables: dict[str, pa.Table]) -> Iterator[Divergence]:
-        old = {name: _by_index(tables[name], column) for name, column in self._index.items() if name != "requests"}
-        ended = iter(tables["requests"].to_pylist())
-        for replayed in batch:
-            turn = replayed.turn
+    def _differences(
+        self,
+        batch: Sequence[Turn],
+        recorded: Mapping[str, pa.Table],
+        replayed: Mapping[str, pa.Table],
+        ended_in: Sequence[int],
+    ) -> Iterator[Divergence]:
+        old, new = (
+            {name: _by_index(tables[name].to_pylist(), column) for name, column in self._index.items()}
+            for tables in (recorded, replayed)
+        )
+        # When a request has ended is a clock's time in the log, so requests go by their order.
+        ended = recorded["requests"].to_pylist()
+        places = [*ended_in, *[None] * (len(ended) - len(ended_in))]
+        old["requests"] = _grouped(places, ended)
+        new["requests"] = _grouped(ended_in, replayed["requests"].to_pylist())
+        for turn in batch:
             for name in self._index:
-                fields = self._recorded[name].fields
-                new = [dict(zip(_NAMES[name], row, strict=True)) for row in replayed.rows.get(name, ())]
-                if name == "requests":
-                    was = [row for _, row in zip(new, ended, strict=False)]
-                else:
-                    was = old[name].get(turn.pass_number if name == "decisions" else turn.step, [])
-                where = (self._replayer.rank, turn.pass_number, turn.step, name)
-                yield from _compare_rows(where, fields, was, new)
-        left = len(list(ended))
-        if left:
-            turn = batch[-1].turn
-            count = len(list(_rows(batch, "requests")))
-            yield Divergence(
-                self._replayer.rank, turn.pass_number, turn.step, "requests", None, "rows", count + left, count
-            )
+                index = turn.pass_number if name == "decisions" else turn.step
+                was, now = old[name].pop(index, []), new[name].pop(index, [])
+                yield from self._rows_differ(turn, name, was, now)
+        for name in self._index:
+            was, now = (list(chain.from_iterable(rows[name].values())) for rows in (old, new))
+            yield from self._rows_differ(batch[-1], name, was, now)
+
+    def _rows_differ(self, turn: Turn, table: str, old: _Named, new: _Named) -> Iterator[Divergence]:
+        where = (self._replayer.rank, turn.pass_number, turn.step, table)
+        for was, now in zip(old, new, strict=False):
+            for field in self._recorded[table].fields:
+                if was[field] != now[field]:
+                    yield Divergence(*where, was.get("rid"), field, was[field], now[field])
+        if len(old) != len(new):
+            yield Divergence(*where, None, "rows", len(old), len(new))
 
 
-_NAMES = {name: TABLES[name].names[1:] for name in INDEX}
+def _equal(old: pa.Table, new: pa.Table, fields: Sequence[str]) -> bool:
+    """Whether recorded rows and those of a re-run agree in all that is decided."""
+    return len(old) == len(new) and bool(old.select(fields).equals(new.select(fields)))
 
 
-def _rows(batch: Iterable[Replayed], table: str) -> Sequence[tuple[Any, ...]] | Decisions:
-    rows: Rows = {}
-    for replayed in batch:
-        if table in replayed.rows:
-            append(rows, {table: replayed.rows[table]})
-    found: Sequence[tuple[Any, ...]] | Decisions = rows.get(table, ())
+def _by_index(rows: _Named, index: str) -> dict[int | None, _Named]:
+    return _grouped([row[index] for row in rows], rows)
+
+
+def _grouped(places: Sequence[int | None], rows: _Named) -> dict[int | None, _Named]:
+    found: defaultdict[int | None, _Named] = defaultdict(list)
+    for place, row in zip(places, rows, strict=False):
+        found[place].append(row)
     return found
-
-
-def _by_index(table: pa.Table, index: str) -> dict[int | None, list[dict[str, Any]]]:
-    rows: defaultdict[int | None, list[dict[str, Any]]] = defaultdict(list)
-    for row in table.to_pylist():
-        rows[row[index]].append(row)
-    return rows
-
-
-def _compare_rows(
-    where: tuple[int, int | None, int, str],
-    fields: Sequence[str],
-    old: Sequence[dict[str, Any]],
-    new: Sequence[dict[str, Any]],
-) -> Iterator[Divergence]:
-    for was, now in zip(old, new, strict=False):
-        for field in fields:
-            if was[field] != now[field]:
-                yield Divergence(*where, was.get("rid"), field, was[field], now[field])
-    if len(old) != len(new):
-        yield Divergence(*where, None, "rows", len(old), len(new))
 
 
 class _Recorded:
@@ -358,13 +355,6 @@ class _Recorded:
                 break
             self._rest = next(self._pieces, None)
         return pa.concat_tables(taken) if taken else TABLES[self._table].arrow.empty_table().select(self._columns)
-
-    def equals(self, old: pa.Table, rows: Sequence[tuple[Any, ...]] | Decisions) -> bool:
-        """Whether recorded rows and those of a re-run agree in all that is decided."""
-        if len(old) != len(rows):
-            return False
-        new = to_arrow(TABLES[self._table], 0, rows)
-        return bool(old.select(self.fields).equals(new.select(self.fields)))
 
     def _read(self, parts: Sequence[Part], behind: int | None, tick: int) -> Iterator[pa.Table]:
         for i, part in enumerate(parts):
