@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import msgspec
 from schedscope.engine.config import SchedulerConfig
-from schedscope.recorder.frame import SEEN, encode
+from schedscope.recorder.frame import DECIDED, SEEN, encode
 from schedscope.recorder.hashing import block_size
 from schedscope.recorder.observed import Observed
 from schedscope.recorder.rows import Decided, PassFacts
 from schedscope.recorder.sink import Sink
 from schedscope.recorder.tracer import RunTracer
+
+HELD_NS = 100_000_000
+"""Nothing is held back for longer while the server turns: as long as the companion takes to bring it to disk."""
 
 
 class StepRow(msgspec.Struct, array_like=True, gc=False, kw_only=True):
@@ -60,6 +63,8 @@ class SourceTracer(RunTracer):
         self._number = 0
         self._formed: StepRow | None = None
         """The step that has not ended."""
+        self._handed_ns = 0
+        """When a step handed over what there was."""
 
     def detach(self, error: BaseException) -> None:
         """Record nothing any more."""
@@ -86,6 +91,10 @@ class SourceTracer(RunTracer):
     def begin_step(self, row: StepRow, launches: bool) -> None:
         """A batch was formed, or none. The step ends with `end_step`, if there are results to take in.
 
+        What was decided is handed over before the forward it leads to, which may be long, or the last one. What a step
+        without a pass has to tell waits for it, or for `HELD_NS`: a frame for each takes a third of what recording it
+        takes.
+
         Args:
             launches: there is something to compute.
         """
@@ -94,8 +103,9 @@ class SourceTracer(RunTracer):
         self._formed = row
         if row.committed is None:
             self.end_step()
-        if self._rows:  # what led to a forward is handed over before it: it may be long, or the last one
-            rows, self._rows = self._rows, {}
+        rows = self._rows
+        if rows and (DECIDED in rows or row.start_ns - self._handed_ns > HELD_NS):
+            self._rows, self._handed_ns = {}, row.start_ns
             self._sink.write(encode(rows))
         if launches:
             self._launched_ns[row.step] = self._clock_ns()
