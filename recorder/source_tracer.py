@@ -106,7 +106,7 @@ class SourceTracer(RunTracer):
         rows = self._rows
         if rows and (DECIDED in rows or row.start_ns - self._handed_ns > HELD_NS):
             self._rows, self._handed_ns = {}, row.start_ns
-            self._sink.write(encode(rows))
+            self._sink.write(encode(rows, self._memory))
         if launches:
             self._launched_ns[row.step] = self._clock_ns()
 

@@ -89,6 +89,7 @@ class RunTracer(Tracer):
         self._detail = sink.detail
         self._keeps_stimuli = self._detail.level != "steps"
         self.keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
+        self._sample = self._detail.sample
         self._keeps_decisions = self._detail.level in {"decisions", "full"}
         self.kinds = _KINDS[self._detail.level]
         """Kinds of events that are recorded."""
@@ -99,6 +100,8 @@ class RunTracer(Tracer):
         self._clock_ns = clock_ns
         self._scheduler: Scheduler | None = None
         self._rows: dict[str, list[Any]] = {}
+        self._memory = bytearray()
+        """In which they are packed."""
         self._seq = 0
         self._pass: int | None = None
         self._decide_began_ns = 0
@@ -221,13 +224,14 @@ class RunTracer(Tracer):
         self._pass = number
         if not self._keeps_stimuli:
             return
-        facts = pass_facts(view, plan, random_state)
-        self._put_pass(number, self._step_number(), self._next_seq(), decided_ns, facts, decided(plan, self._block))
+        self._seq = seq = self._seq + 1
+        facts, told = pass_facts(view, plan, random_state), decided(plan, self._block)
+        self._put_pass(number, self._step_number(), seq, decided_ns, facts, told)
         self.spent_ns += self._clock_ns() - begin_ns
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
         """Keep a pass, packed where it is handed over."""
-        kept = self._keeps_decisions and number % self._detail.sample == 0
+        kept = self._keeps_decisions and number % self._sample == 0
         digest, told_ = ("", told) if kept else (decision_hash(pack_decided(told)), None)
         self._put(DECIDED, (number, step, seq, decide_ns, facts, digest, told.count, told_))
 
@@ -240,7 +244,8 @@ class RunTracer(Tracer):
                 self._launched_ns[record.step] = begin_ns
             self.on_committed(state)
             return
-        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
+        if self._rows:  # what led to a forward is handed over before it: it may be long, or the last one
+            self._flush()
         flushed_ns = self._clock_ns()
         if record.batch is not None:
             self._launched_ns[record.step] = flushed_ns
@@ -327,7 +332,7 @@ class RunTracer(Tracer):
             self._hand_over(rows)
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        self._sink.write(encode(rows))
+        self._sink.write(encode(rows, self._memory))
 
     def close(self) -> None:
         """Hand over what is left."""
