@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -37,6 +38,8 @@ HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
 PROMPTS = "prompts"
 """Rows of `tokens` whose ids are packed by `schedscope.engine.tokens`."""
+WIDE_PROMPTS = "wide_prompts"
+"""The same, as `array("q")` has them: SGLang's are, and to narrow them takes another process no time of hers."""
 OUTPUTS = "outputs"
 """A row of `tokens` per request of a batch: tick, step, and rids, positions and ids as columns."""
 
@@ -52,6 +55,7 @@ _CHECK = struct.Struct("<I")
 """Checksum of the header before it."""
 _CHECK_AT = _HEADER.size
 HEADER_BYTES = _CHECK_AT + _CHECK.size
+_WIDE_BYTES = array("q").itemsize
 
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
@@ -135,7 +139,7 @@ def encode(rows: Mapping[str, Sequence[Any]], memory: bytearray | None = None) -
     r"""Pack rows. They are not checked against the schema here; readers do that.
 
     Args:
-        rows: beside tables, `DECIDED`, `HAPPENED`, `PROMPTS`, `OUTPUTS` and `SEEN` may be there.
+        rows: beside tables, `DECIDED`, `HAPPENED`, `PROMPTS`, `WIDE_PROMPTS`, `OUTPUTS` and `SEEN` may be there.
         memory: to pack them into, and the last frame's: to get new memory for each takes as long as packing.
 
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
@@ -269,13 +273,15 @@ def decode(payload: bytes) -> Rows:
 def unpack(rows: Rows) -> Rows:
     """The same rows, with what was left packed on the scheduler's thread as rows of tables.
 
-    Raises msgspec.DecodeError for a decision that can't be unpacked.
+    Raises msgspec.DecodeError for a decision or a prompt that can't be unpacked.
     """
     if happened := rows.pop(HAPPENED, None):
         texts = ((*row, None if detail is None else _json(detail)) for *row, detail in happened)
         rows.setdefault("events", []).extend(texts)
     if prompts := rows.pop(PROMPTS, None):
         rows.setdefault("tokens", []).extend((*row, tokens.decode(ids)) for *row, ids in prompts)
+    if prompts := rows.pop(WIDE_PROMPTS, None):
+        rows.setdefault("tokens", []).extend((*row, _narrow(ids)) for *row, ids in prompts)
     for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
         columns = zip(rids, positions, ids, strict=True)
         rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
@@ -293,6 +299,16 @@ def unpack(rows: Rows) -> Rows:
     if told:
         rows["decisions"] = told
     return rows
+
+
+def _narrow(packed: bytes) -> list[int]:
+    """Raises msgspec.ValidationError."""
+    if len(packed) % _WIDE_BYTES:
+        raise msgspec.ValidationError(f"{len(packed)} bytes of token ids - at `$.tokens[...]`")
+    ids = array("q", packed).tolist()
+    if ids and not 0 <= min(ids) <= max(ids) <= tokens.MAX_TOKEN_ID:
+        raise msgspec.ValidationError(f"token ids from {min(ids)} to {max(ids)} - at `$.tokens[...]`")
+    return ids
 
 
 def _header_at(data: bytes, start: int) -> Header | None:
@@ -345,7 +361,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
-    for packed, table_name, last in ((HAPPENED, "events", Any), (PROMPTS, "tokens", bytes)):
+    for packed, table_name, last in (
+        (HAPPENED, "events", Any),
+        (PROMPTS, "tokens", bytes),
+        (WIDE_PROMPTS, "tokens", bytes),
+    ):
         columns = TABLES[table_name].row[:-1]
         row = tuple.__class_getitem__((*(_python_type(c.type, c.null is not None) for c in columns), last))
         fields.append((packed, list[row], msgspec.field(default_factory=list)))

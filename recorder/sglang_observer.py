@@ -19,7 +19,7 @@ from schedscope.engine.tracer import Event, Given
 from schedscope.engine.verdict import Result
 from schedscope.recorder.observed import ObservedChunk
 from schedscope.recorder.sglang_pass import Batch, Entered, Pass, PassWatch
-from schedscope.recorder.sglang_request import Req, WatchedRequest, asked, pack_prompt
+from schedscope.recorder.sglang_request import Req, WatchedRequest, asked
 from schedscope.recorder.sink import Sink
 from schedscope.recorder.source_tracer import SourceTracer, StepRow
 from schedscope.recorder.tracer import given_text
@@ -104,7 +104,7 @@ class Observer:
             detail = {**detail, "entry_time": entry_time}
         self.tracer.on_event(Event("arrive", time.perf_counter(), rid, prompt_len, detail=detail))
         if self.tracer.keeps_tokens:
-            self.tracer.put_prompt(rid, pack_prompt(req.origin_input_ids))
+            self.tracer.put_ids(rid, req.origin_input_ids)
 
     def joined(self, req: Req) -> None:
         """After it was offered to the queue."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 import msgspec
+from schedscope.engine import tokens
 from schedscope.engine.config import SchedulerConfig
-from schedscope.recorder.frame import DECIDED, SEEN, encode
+from schedscope.recorder.frame import DECIDED, SEEN, WIDE_PROMPTS, encode
 from schedscope.recorder.hashing import block_size
 from schedscope.recorder.observed import Observed
 from schedscope.recorder.rows import Decided, PassFacts
@@ -74,6 +78,14 @@ class SourceTracer(RunTracer):
         """The moment at which a pass begins: what comes behind it is no input of the pass."""
         self._seq += 1
         return self._seq
+
+    def put_ids(self, rid: str, ids: Sequence[int]) -> None:
+        """Keep a prompt's tokens, once; in no time if they are an `array("q")`."""
+        if self._detail.tokens == "hashed":
+            self.put_prompt(rid, tokens.encode(ids))
+        else:
+            wide = ids if isinstance(ids, array) and ids.typecode == "q" else array("q", ids)
+            self._put(WIDE_PROMPTS, (self._seq, self._number, rid, 0, wide.tobytes()))
 
     def put_pass(self, number: int, seq: int, facts: PassFacts, told: Decided, decided_ns: int, seen: Observed) -> None:
         """Record a pass.
