@@ -89,6 +89,8 @@ class RunTracer(Tracer):
         self._detail = sink.detail
         self._keeps_stimuli = self._detail.level != "steps"
         self.keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
+        self._hides = self._detail.tokens != "full"
+        """Whether token ids and texts of clients are kept out of the log."""
         self._sample = self._detail.sample
         self._keeps_decisions = self._detail.level in {"decisions", "full"}
         self.kinds = _KINDS[self._detail.level]
@@ -136,10 +138,10 @@ class RunTracer(Tracer):
                 times.setdefault(kind, self._clock_ns())
         if kind not in self.kinds:
             return
-        if detail is not None and self._detail.tokens != "full":
+        if detail is not None and self._hides:
             detail = _without_content(kind, detail)
-        row = (self._next_seq(), self._step_number(), self._pass, time, kind, rid, count, node, detail)
-        self._put(HAPPENED, row)
+        self._seq = seq = self._seq + 1
+        self._put(HAPPENED, (seq, self._step_number(), self._pass, time, kind, rid, count, node, detail))
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -181,7 +183,7 @@ class RunTracer(Tracer):
         Args:
             asked: the columns of `requests` from `max_new_tokens` to `cache_salt`.
         """
-        if kind == "stop" and self._detail.tokens != "full":
+        if kind == "stop" and self._hides:
             detail = None
         times = self._times.pop(live.rid, {})
         self._hashers.pop(live.rid, None)
@@ -244,8 +246,7 @@ class RunTracer(Tracer):
                 self._launched_ns[record.step] = begin_ns
             self.on_committed(state)
             return
-        if self._rows:  # what led to a forward is handed over before it: it may be long, or the last one
-            self._flush()
+        self._flush()  # what led to a forward is handed over before it: it may be long, or the last one
         flushed_ns = self._clock_ns()
         if record.batch is not None:
             self._launched_ns[record.step] = flushed_ns
