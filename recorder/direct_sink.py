@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from schedscope.recorder.frame import Body, Kind, pack, parse_header
+from schedscope.recorder.frame import Body, Kind, pack, parse_header, stamp
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import Manifest, read_manifest, sealed, update_manifest
 from schedscope.recorder.parts import is_recorded, summarize
@@ -55,7 +55,7 @@ class DirectSink:
         if not self.attached:
             return
         try:
-            self._append(pack(Kind.ROWS, body.payload, self._frames, body.passes))
+            self._append(bytes(stamp(body, self._frames)))
             self._frames += 1
         except Exception as error:
             self.detach(error)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 from schedscope.engine import tokens
@@ -37,6 +38,8 @@ HAPPENED = "happened"
 """Rows of `events` whose details are not JSON text yet."""
 PROMPTS = "prompts"
 """Rows of `tokens` whose ids are packed by `schedscope.engine.tokens`."""
+WIDE_PROMPTS = "wide_prompts"
+"""The same, as `array("q")` has them: SGLang's are, and to narrow them takes another process no time of hers."""
 OUTPUTS = "outputs"
 """A row of `tokens` per request of a batch: tick, step, and rids, positions and ids as columns."""
 
@@ -50,12 +53,14 @@ _HEADER = struct.Struct("<4sBxHQII")
 """Mark, kind, passes, ordinal, payload length, payload checksum."""
 _CHECK = struct.Struct("<I")
 """Checksum of the header before it."""
-HEADER_BYTES = _HEADER.size + _CHECK.size
+_CHECK_AT = _HEADER.size
+HEADER_BYTES = _CHECK_AT + _CHECK.size
+_WIDE_BYTES = array("q").itemsize
 
 MAX_PAYLOAD = 2**30
 """Bytes. Longer frames are refused where they are made."""
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.msgpack.Encoder().encode_into
 _MAX_PASSES = 2**16 - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -91,9 +96,15 @@ class Header(NamedTuple):
 class Body(msgspec.Struct, frozen=True):
     """What a writer hands over: a frame that has no number yet."""
 
-    payload: bytes
+    frame: bytearray
+    """The payload, behind room for the header."""
     passes: int
     """Passes recorded in it."""
+
+    @property
+    def payload(self) -> bytes:
+        """A copy of it."""
+        return bytes(self.frame[HEADER_BYTES:])
 
 
 class Frame(NamedTuple):
@@ -124,19 +135,22 @@ class MalformedRowsError(ValueError):
     """A payload that doesn't follow the schema. Says table, row and column."""
 
 
-def encode(rows: Mapping[str, Sequence[Any]]) -> Body:
+def encode(rows: Mapping[str, Sequence[Any]], memory: bytearray | None = None) -> Body:
     r"""Pack rows. They are not checked against the schema here; readers do that.
 
-    Beside tables, `DECIDED`, `HAPPENED`, `PROMPTS`, `OUTPUTS` and `SEEN` may be there.
+    Args:
+        rows: beside tables, `DECIDED`, `HAPPENED`, `PROMPTS`, `WIDE_PROMPTS`, `OUTPUTS` and `SEEN` may be there.
+        memory: to pack them into, and the last frame's: to get new memory for each takes as long as packing.
 
     Unpaired surrogates, which neither UTF-8 nor Parquet can hold, are written as `\udXXX`. Raises OverflowError for
     integers beyond 64 bits, TypeError for values that msgpack doesn't know.
     """
+    frame = bytearray() if memory is None else memory
     try:
-        payload = _encode(rows)
+        _encode_into(rows, frame, HEADER_BYTES)
     except UnicodeEncodeError:
-        payload = _encode(_without_surrogates(rows))
-    return Body(payload, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
+        _encode_into(_without_surrogates(rows), frame, HEADER_BYTES)
+    return Body(frame, len(rows.get("passes", ())) + len(rows.get(DECIDED, ())))
 
 
 def pack_decided(told: Decided) -> bytes:
@@ -149,18 +163,32 @@ def pack_decided(told: Decided) -> bytes:
 
 def pack(kind: Kind, payload: bytes, ordinal: int = 0, passes: int = 0) -> bytes:
     """A frame of any kind. Raises ValueError beyond `MAX_PAYLOAD`."""
-    length = len(payload)
+    frame = bytearray(HEADER_BYTES) + payload
+    _finish(frame, kind, ordinal, passes)
+    return bytes(frame)
+
+
+def stamp(body: Body, ordinal: int) -> bytearray:
+    """The frame with that number. Raises ValueError beyond `MAX_PAYLOAD`."""
+    _finish(body.frame, Kind.ROWS, ordinal, body.passes)
+    return body.frame
+
+
+def _finish(frame: bytearray, kind: int, ordinal: int, passes: int) -> None:
+    """Fill in a frame's header."""
+    length = len(frame) - HEADER_BYTES
     if length > MAX_PAYLOAD:
         raise ValueError(f"a frame of {length} bytes; at most {MAX_PAYLOAD} fit")
-    head = _HEADER.pack(MARK, kind, min(passes, _MAX_PASSES), ordinal, length, zlib.crc32(payload))
-    return head + _CHECK.pack(zlib.crc32(head)) + payload
+    view = memoryview(frame)
+    _HEADER.pack_into(frame, 0, MARK, kind, min(passes, _MAX_PASSES), ordinal, length, crc32(view[HEADER_BYTES:]))
+    _CHECK.pack_into(frame, _CHECK_AT, crc32(view[:_CHECK_AT]))
 
 
 def parse_header(data: bytes | bytearray | memoryview, start: int = 0) -> Header:
     """The header at an offset. Raises ValueError unless a good one is there."""
     end = start + _HEADER.size
     mark, kind, passes, ordinal, length, checksum = _HEADER.unpack_from(data, start)
-    if mark != MARK or _CHECK.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[start:end]):
+    if mark != MARK or _CHECK.unpack_from(data, end)[0] != crc32(memoryview(data)[start:end]):
         raise ValueError("no frame starts here")
     return Header(Kind(kind), passes, ordinal, length, checksum)
 
@@ -186,7 +214,7 @@ def scan(data: bytes) -> Iterator[Frame | Damage]:
             yield Damage(start, len(data), header.ordinal, True)
             return
         payload = data[start + HEADER_BYTES : end]
-        if zlib.crc32(payload) == header.checksum:
+        if crc32(payload) == header.checksum:
             yield Frame(header.kind, header.passes, header.ordinal, payload, start, end)
         else:
             yield Damage(start, end, header.ordinal, False)
@@ -245,13 +273,15 @@ def decode(payload: bytes) -> Rows:
 def unpack(rows: Rows) -> Rows:
     """The same rows, with what was left packed on the scheduler's thread as rows of tables.
 
-    Raises msgspec.DecodeError for a decision that can't be unpacked.
+    Raises msgspec.DecodeError for a decision or a prompt that can't be unpacked.
     """
     if happened := rows.pop(HAPPENED, None):
         texts = ((*row, None if detail is None else _json(detail)) for *row, detail in happened)
         rows.setdefault("events", []).extend(texts)
     if prompts := rows.pop(PROMPTS, None):
         rows.setdefault("tokens", []).extend((*row, tokens.decode(ids)) for *row, ids in prompts)
+    if prompts := rows.pop(WIDE_PROMPTS, None):
+        rows.setdefault("tokens", []).extend((*row, _narrow(ids)) for *row, ids in prompts)
     for seq, step, rids, positions, ids in rows.pop(OUTPUTS, ()):
         columns = zip(rids, positions, ids, strict=True)
         rows.setdefault("tokens", []).extend((seq, step, rid, position, [id_]) for rid, position, id_ in columns)
@@ -269,6 +299,16 @@ def unpack(rows: Rows) -> Rows:
     if told:
         rows["decisions"] = told
     return rows
+
+
+def _narrow(packed: bytes) -> list[int]:
+    """Raises msgspec.ValidationError."""
+    if len(packed) % _WIDE_BYTES:
+        raise msgspec.ValidationError(f"{len(packed)} bytes of token ids - at `$.tokens[...]`")
+    ids = array("q", packed).tolist()
+    if ids and not 0 <= min(ids) <= max(ids) <= tokens.MAX_TOKEN_ID:
+        raise msgspec.ValidationError(f"token ids from {min(ids)} to {max(ids)} - at `$.tokens[...]`")
+    return ids
 
 
 def _header_at(data: bytes, start: int) -> Header | None:
@@ -320,7 +360,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     for table in TABLES.values():
         row: Any = tuple.__class_getitem__(tuple(_python_type(c.type, c.null is not None) for c in table.row))
         fields.append((table.name, list[row], msgspec.field(default_factory=list)))
-    for packed, table_name, last in ((HAPPENED, "events", Any), (PROMPTS, "tokens", bytes)):
+    for packed, table_name, last in (
+        (HAPPENED, "events", Any),
+        (PROMPTS, "tokens", bytes),
+        (WIDE_PROMPTS, "tokens", bytes),
+    ):
         columns = TABLES[table_name].row[:-1]
         row = tuple.__class_getitem__((*(_python_type(c.type, c.null is not None) for c in columns), last))
         fields.append((packed, list[row], msgspec.field(default_factory=list)))

@@ -115,7 +115,7 @@ class RingWriter(_Ring):
         if self._lock is not None:
             self._lock.release()
 
-    def write(self, frame: bytes) -> bool:
+    def write(self, frame: bytes | bytearray) -> bool:
         """Add a frame, if there is room for it."""
         end = self._position + len(frame)
         if end > self._limit:

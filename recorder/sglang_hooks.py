@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from schedscope.recorder.sglang_pass import MIXING
+
 VERIFIED = {
     "0.5.23": "all policies, chunked and mixed prefill, priority preemption, retraction, aborts, the prefill delayer, "
     "page sizes 1 and 16, with and without overlap"
@@ -44,8 +46,8 @@ class Hook(NamedTuple):
     """Called with the observer and the arguments; what it returns is given to `after`."""
     after: Callable[[Any, Any, Any, Args, Named], None] | None = None
     """Called with the observer, what `before` returned, the result, and the arguments."""
-    event: str | None = None
-    """The kind of events that it is for; where those are not kept, nothing is called."""
+    needed_for: str | None = None
+    """A kind of events, or `MIXING`; where the observer needs nothing for it, nothing is called."""
 
 
 def _arg(args: Args, named: Named, place: int, name: str) -> Any:
@@ -116,7 +118,7 @@ def _continued(observer: Any, _: Any, __: Any, args: Args, named: Named) -> None
 
 
 def _looked(observer: Any, _: Any, result: Any, args: Args, named: Named) -> None:
-    observer.passes.looked(args[0], _arg(args, named, 1, "req"), result.name)
+    observer.passes.looked(args[0], _arg(args, named, 1, "req"), result._name_)
 
 
 def _running(_: Any, args: Args, __: Named) -> list[Any]:
@@ -190,11 +192,11 @@ HOOKS: tuple[Hook, ...] = (
         _negotiate,
         _negotiated,
     ),
-    Hook(f"{_BATCH}.prepare_for_extend", (), "the mark behind admission", _admitted),
+    Hook(f"{_BATCH}.prepare_for_extend", (), "the mark behind admission", _admitted, needed_for=MIXING),
     Hook(f"{_BATCH}.retract_decode", (), "retractions", after=_retracted),
-    Hook(f"{_CACHE}.checkpoint", ("req", "up_to"), "inserts into the cache", after=_inserted, event="insert"),
-    Hook(f"{_CACHE}.evict", ("params",), "evictions", after=_evicted, event="evict"),
-    Hook(f"{_CACHE}.evict_for_alloc", (), "evictions", after=_evicted, event="evict"),
+    Hook(f"{_CACHE}.checkpoint", ("req", "up_to"), "inserts into the cache", after=_inserted, needed_for="insert"),
+    Hook(f"{_CACHE}.evict", ("params",), "evictions", after=_evicted, needed_for="evict"),
+    Hook(f"{_CACHE}.evict_for_alloc", (), "evictions", after=_evicted, needed_for="evict"),
 )
 
 
@@ -267,12 +269,12 @@ def _around(hook: Hook, guard: Guard) -> Callable[..., Any]:
     Between two of its calls the model has been computed and the processor's caches are cold, so what counts is how many
     functions and objects are touched. That is why it looks after exceptions and time by itself.
     """
-    before, after, event = hook.before, hook.after, hook.event
+    before, after, needed_for = hook.before, hook.after, hook.needed_for
     clock_ns = time.monotonic_ns
 
     def around(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         observer = guard.observer
-        if observer is None or (event is not None and event not in observer.kinds):
+        if observer is None or (needed_for is not None and needed_for not in observer.needs):
             return original(*args, **named)
         found = None
         if before is not None:

@@ -18,8 +18,8 @@ from schedscope.engine.decision import gate_name
 from schedscope.engine.tracer import Event, Given
 from schedscope.engine.verdict import Result
 from schedscope.recorder.observed import ObservedChunk
-from schedscope.recorder.sglang_pass import Batch, Entered, Pass, PassWatch
-from schedscope.recorder.sglang_request import Req, WatchedRequest, asked, pack_prompt
+from schedscope.recorder.sglang_pass import MIXING, Batch, Entered, Pass, PassWatch
+from schedscope.recorder.sglang_request import Req, WatchedRequest, asked
 from schedscope.recorder.sink import Sink
 from schedscope.recorder.source_tracer import SourceTracer, StepRow
 from schedscope.recorder.tracer import given_text
@@ -52,10 +52,11 @@ class Observer:
         self._config = config
         self._pool = scheduler.token_to_kv_pool_allocator
         self._cache = scheduler.tree_cache
+        self._overlaps: bool = scheduler.enable_overlap
         self.tracer = SourceTracer(sink, self._config)
         """Hooks note in it what time they took."""
-        self.kinds = self.tracer.kinds
-        """Of events that are recorded."""
+        self.needs = self.tracer.kinds | ({MIXING} if config.enable_mixed_chunk else set())
+        """Of what is recorded, what some hooks are for, see `schedscope.recorder.sglang_hooks`."""
         self._lives: dict[str, WatchedRequest] = {}
         self.passes = PassWatch(scheduler, config, self.tracer, place)
         self._step = 0
@@ -98,26 +99,27 @@ class Observer:
         if self._arriving is None:
             return
         (req, priority), self._arriving = self._arriving, None
-        rid, prompt_len, detail = req.rid, len(req.origin_input_ids), asked(req, priority)
+        rid, prompt, detail = req.rid, req.origin_input_ids, asked(req, priority)
+        prompt_len = len(prompt)
         self._lives[rid] = WatchedRequest(rid, prompt_len, detail)
         if entry_time is not None:
-            detail = {**detail, "entry_time": entry_time}
-        self.tracer.on_event(Event("arrive", time.perf_counter(), rid, prompt_len, detail=detail))
+            detail["entry_time"] = entry_time
+        self.tracer.on_event(Event("arrive", time.perf_counter(), rid, prompt_len, None, detail))
         if self.tracer.keeps_tokens:
-            self.tracer.put_prompt(rid, pack_prompt(req.origin_input_ids))
+            self.tracer.put_ids(rid, prompt)
 
     def joined(self, req: Req) -> None:
         """After it was offered to the queue."""
         queue = self._scheduler.waiting_queue
         if not queue or queue[-1] is not req:
             return
-        entry_time = req.time_stats.wait_queue_entry_time
+        rid, entry_time = req.rid, req.time_stats.wait_queue_entry_time
         if self._arriving is not None:
             self._tell_arrival(entry_time)
         else:
-            self._entry_times[req.rid] = entry_time
+            self._entry_times[rid] = entry_time
         detail = {"processed_tokens": req.arrival_processed_tokens}
-        self.tracer.on_event(Event("queue", entry_time, req.rid, detail=detail))
+        self.tracer.on_event(Event("queue", entry_time, rid, None, None, detail))
         self._hold_nothing_back()
 
     def aborts(self, rid: str, everyone: bool) -> None:
@@ -225,7 +227,7 @@ class Observer:
             and not running.reqs
             and not scheduler.waiting_queue
             and scheduler.chunked_req is None
-            and not (scheduler.enable_overlap and scheduler.last_batch)
+            and not (self._overlaps and scheduler.last_batch)
             and self._forms_pass is None
         ):
             self._go_idle(running)
@@ -233,7 +235,7 @@ class Observer:
         if self._idle is not None:
             self._end_idle()
         extend = (batch.extend_num_tokens or 0) if batch is not None else 0
-        kind = "none" if batch is None else _KINDS.get(batch.forward_mode.name, "decode")
+        kind = "none" if batch is None else _KINDS.get(batch.forward_mode._name_, "decode")
         row = self._row(kind, running, extend)
         row.gate, row.pass_ = self._gate, self._forms_pass
         if row.gate is None and row.pass_ is None:
@@ -256,7 +258,7 @@ class Observer:
         """The step whose results are taken in next, before another turn begins."""
         if batch is not None:
             self._in_flight.append(self._step)
-        if batch is not None and not self._scheduler.enable_overlap:
+        if batch is not None and not self._overlaps:
             return self._in_flight.popleft()
         if self._scheduler.last_batch:
             return self._in_flight.popleft() if self._in_flight else None

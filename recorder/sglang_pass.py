@@ -21,11 +21,16 @@ from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk
 from schedscope.recorder.rows import Decided, PassFacts, hash_of
+from schedscope.recorder.sglang_config import source_gaps
+from schedscope.recorder.sglang_looks import Looking, Looks
 from schedscope.recorder.sglang_request import Req
 from schedscope.recorder.source_tracer import SourceTracer
 
 Batch = Any
 """`sglang.srt.managers.schedule_batch.ScheduleBatch`."""
+
+MIXING = "mixing"
+"""Where the running batch is mixed into one that is prefilled, hooks are needed that others can do without."""
 
 _UNHELD = Duplicate(None, 0)
 """Held back; for whom is not known."""
@@ -56,8 +61,10 @@ class Pass:
     """In the order after sorting: where each stood before; None: as they stood."""
     fill_lens: Sequence[int] = ()
     """Of the queue before it was sorted, if somebody may be preempted."""
-    looks: tuple[list[str], list[int], list[int]]
-    """Of that queue: rid, and what was found of each in the cache."""
+    looks: Looks
+    """Of that queue."""
+    last: Req | None = None
+    """The last of it that admission looked at."""
     held: frozenset[str] | set[str] = frozenset()
     adder: Any = None
     observed: Observed | None = None
@@ -68,9 +75,9 @@ class Pass:
     negotiation: Negotiation | None = None
     chance: RandomState | None = None
     batch_is_full: bool | None = None
-    """The mark when admission was over; None: nobody was admitted, and so it stayed."""
-    stop: str | None = None
-    """What ended admission; None: nobody was admitted, and so the budget is still what it was."""
+    """The mark when admission was over; None: nothing was mixed in behind it, and so it stayed."""
+    is_spent = False
+    """Of what a batch may compute nothing is left."""
 
     def __init__(self, number: int, seq: int, entered: Entered, queue: Sequence[Req], calls: int) -> None:
         self.number = number
@@ -101,6 +108,8 @@ class PassWatch:
         self._place = place
         self._keeps_fills = config.priority_preemption
         self._has_plain_cache = not self._cache.supports_mamba()
+        # Who knows what changes in a scheduler that does what our core doesn't know?
+        self._looking = Looking(self._cache.supports_fast_match_prefix() or bool(source_gaps(scheduler)))
         self._passes = 0
         self._entered: Entered | None = None
         self._pass: Pass | None = None
@@ -151,16 +160,11 @@ class PassWatch:
         made = self._pass
         assert made is not None
         order = made.order
-        # Admission looks again, and may find another length. Column by column takes half as long as row by row.
-        made.looks = (
-            [req.rid for req in order],
-            [req.prefix_len for req in order],
-            [req.num_matched_prefix_tokens for req in order],
-        )
+        made.active = self._scheduler.policy._determine_active_policy(queue)._value_
+        made.looks = self._looking.look(order, made.active)  # admission looks again, and may find another length
         if order != queue:
             places = dict(zip(order, range(len(order)), strict=True))
             made.positions = list(map(places.__getitem__, queue))
-        made.active = self._scheduler.policy._determine_active_policy(queue).value
         if made.chance is not None:
             self._chance_left = RandomState(random.getstate())
 
@@ -173,7 +177,8 @@ class PassWatch:
             return
         made.adder = adder
         made.observed = seen = self._observe(made)
-        made.before = _remaining(adder, seen.available + seen.evictable if self._has_plain_cache else None)
+        made.before = left = _remaining(adder, seen.available + seen.evictable if self._has_plain_cache else None)
+        made.is_spent = _is_spent(adder, left)
 
     def _observe(self, made: Pass) -> Observed:
         scheduler, entered = self._scheduler, made.entered
@@ -200,8 +205,9 @@ class PassWatch:
         made = self._pass
         if made is None:
             return
-        unfinished = req.extend_end < len(req.full_untruncated_fill_ids)
-        said = (req.prefix_len, req.extend_end - req.prefix_len, unfinished, None, None, _remaining(adder))
+        unfinished, left = req.extend_end < len(req.full_untruncated_fill_ids), _remaining(adder)
+        made.is_spent = _is_spent(adder, left)
+        said = (req.prefix_len, req.extend_end - req.prefix_len, unfinished, None, None, left)
         made.verdicts.append(Verdict(req.rid, Result.CHUNK, Reason.CHUNK_CONTINUED, *said))
 
     def looked(self, adder: Any, req: Req, result: str) -> None:
@@ -209,7 +215,8 @@ class PassWatch:
         made = self._pass
         if made is None:
             return
-        admitted = bool(adder.can_run_list) and adder.can_run_list[-1] is req
+        admitted, left = bool(adder.can_run_list) and adder.can_run_list[-1] is req, _remaining(adder)
+        made.is_spent = _is_spent(adder, left)
         made.verdicts.append(
             Verdict(
                 req.rid,
@@ -220,11 +227,11 @@ class PassWatch:
                 admitted and adder.new_chunked_req is req,
                 None,
                 None,
-                _remaining(adder),
+                left,
                 made.preempting,
             )
         )
-        made.preempting = ()
+        made.preempting, made.last = (), req
 
     def preempted(self, before: Sequence[Req], adder: Any) -> None:
         """After running requests were released for the next one.
@@ -243,7 +250,6 @@ class PassWatch:
         """After the admission loop, if it admitted anyone. Mixing in the running batch may then change the mark."""
         if self._pass is not None:
             self._pass.batch_is_full = self._pass.entered.batch.batch_is_full
-            self._pass.stop = self._stop(self._pass)
 
     def _stop(self, made: Pass) -> str:
         verdicts = made.verdicts
@@ -252,10 +258,7 @@ class PassWatch:
             return last.result.value
         if len(verdicts) - (last is not None and verdicts[0].result is Result.CHUNK) == len(made.order):
             return "queue_end"
-        left = made.before if last is None else last.remaining
-        assert left is not None
-        is_spent = left.input <= 0 or (left.chunk is not None and left.chunk <= 0)
-        if is_spent and made.adder.budget_state().name == "OTHER":
+        if made.is_spent:
             return "budget"
         return "preempt_failed" if self._config.priority_preemption else "no_slot"
 
@@ -308,10 +311,11 @@ class PassWatch:
         assert before is not None
         count, held = len(made.order), made.held
         positions = list(range(count)) if made.positions is None else made.positions
+        self._looking.keep(made.order, made.looks, made.last, made.positions is None)
         duplicates = [_UNHELD if rid in held else None for rid in made.looks[0]] if held else [None] * count
         told = Decided(None, (), *made.looks, duplicates, positions, verdicts)
         scheduler = self._scheduler
-        configured, chunked = scheduler.policy.policy.value, scheduler.chunked_req
+        configured, chunked = scheduler.policy.policy._value_, scheduler.chunked_req
         fallback = None if configured == made.active else "queue_too_long"
         if configured != self._config.schedule_policy:
             fallback = "radix_cache_disabled"
@@ -325,7 +329,7 @@ class PassWatch:
             chunked_in=entered.chunked.rid if entered.chunked is not None else None,
             chunked_out=chunked.rid if chunked is not None else None,
             chunk_limit=adder.chunked_req_limit,
-            stop=made.stop or self._stop(made),
+            stop=self._stop(made),
             before=before,
             after=verdicts[-1].remaining if verdicts else before,
             batch_is_full_before=entered.batch_is_full,
@@ -355,6 +359,11 @@ def _remaining(adder: Any, memory: int | None = None) -> Remaining:
         memory = budget._available_and_evictable()
     left = memory - budget.total_offset, memory - budget.current_offset
     return Remaining(*left, adder.rem_input_tokens, adder.rem_chunk_tokens)
+
+
+def _is_spent(adder: Any, left: Remaining) -> bool:
+    """Whether nothing is left of what a batch may compute, and that ends the pass."""
+    return (left.input <= 0 or (left.chunk is not None and left.chunk <= 0)) and adder.budget_state()._name_ == "OTHER"
 
 
 def _delayer_state(delayer: Any) -> DelayerState:

@@ -25,6 +25,7 @@ from schedscope.recorder.frame import (
     FrameReader,
     Kind,
     pack,
+    stamp,
 )
 from schedscope.recorder.hello import Description, Detail, Hello, Refusal, Welcome
 from schedscope.recorder.ring import RingWriter
@@ -101,7 +102,7 @@ class CompanionSink:
         if not self.attached:
             return
         try:
-            record = pack(Kind.ROWS, body.payload, self._frames, body.passes)
+            record = stamp(body, self._frames)
             self._frames += 1
             if self._ring.write(record) or (not self._stalled and self._wait(record, self._patience_s)):
                 self._stalled = False
@@ -125,7 +126,7 @@ class CompanionSink:
         except Exception as error:
             self.detach(error)
 
-    def _wait(self, record: bytes, patience_s: float) -> bool:
+    def _wait(self, record: bytes | bytearray, patience_s: float) -> bool:
         """Write as soon as there is room; False: not in time, or never."""
         if len(record) > self._ring.capacity:
             return False

@@ -89,6 +89,9 @@ class RunTracer(Tracer):
         self._detail = sink.detail
         self._keeps_stimuli = self._detail.level != "steps"
         self.keeps_tokens = self._keeps_stimuli and self._detail.tokens != "none"
+        self._hides = self._detail.tokens != "full"
+        """Whether token ids and texts of clients are kept out of the log."""
+        self._sample = self._detail.sample
         self._keeps_decisions = self._detail.level in {"decisions", "full"}
         self.kinds = _KINDS[self._detail.level]
         """Kinds of events that are recorded."""
@@ -99,6 +102,8 @@ class RunTracer(Tracer):
         self._clock_ns = clock_ns
         self._scheduler: Scheduler | None = None
         self._rows: dict[str, list[Any]] = {}
+        self._memory = bytearray()
+        """In which they are packed."""
         self._seq = 0
         self._pass: int | None = None
         self._decide_began_ns = 0
@@ -133,10 +138,10 @@ class RunTracer(Tracer):
                 times.setdefault(kind, self._clock_ns())
         if kind not in self.kinds:
             return
-        if detail is not None and self._detail.tokens != "full":
+        if detail is not None and self._hides:
             detail = _without_content(kind, detail)
-        row = (self._next_seq(), self._step_number(), self._pass, time, kind, rid, count, node, detail)
-        self._put(HAPPENED, row)
+        self._seq = seq = self._seq + 1
+        self._put(HAPPENED, (seq, self._step_number(), self._pass, time, kind, rid, count, node, detail))
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -178,7 +183,7 @@ class RunTracer(Tracer):
         Args:
             asked: the columns of `requests` from `max_new_tokens` to `cache_salt`.
         """
-        if kind == "stop" and self._detail.tokens != "full":
+        if kind == "stop" and self._hides:
             detail = None
         times = self._times.pop(live.rid, {})
         self._hashers.pop(live.rid, None)
@@ -221,8 +226,9 @@ class RunTracer(Tracer):
         self._pass = number
         if not self._keeps_stimuli:
             return
-        facts = pass_facts(view, plan, random_state)
-        self._put_pass(number, self._step_number(), self._next_seq(), decided_ns, facts, decided(plan, self._block))
+        self._seq = seq = self._seq + 1
+        facts, told = pass_facts(view, plan, random_state), decided(plan, self._block)
+        self._put_pass(number, self._step_number(), seq, decided_ns, facts, told)
         self.spent_ns += self._clock_ns() - begin_ns
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:
@@ -232,7 +238,7 @@ class RunTracer(Tracer):
 
     def _keeps(self, number: int) -> bool:
         """Whether what a pass decided is kept."""
-        return self._keeps_decisions and number % self._detail.sample == 0
+        return self._keeps_decisions and number % self._sample == 0
 
     def on_step(self, record: StepRecord, state: SchedulerState) -> None:
         """Note the state a step leaves; it ends with `on_committed`, if a batch is due."""
@@ -330,7 +336,7 @@ class RunTracer(Tracer):
             self._hand_over(rows)
 
     def _hand_over(self, rows: dict[str, list[Any]]) -> None:
-        self._sink.write(encode(rows))
+        self._sink.write(encode(rows, self._memory))
 
     def close(self) -> None:
         """Hand over what is left."""

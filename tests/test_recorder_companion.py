@@ -34,13 +34,13 @@ from schedscope.recorder.sink import RUN_VARIABLE, SOCKET_VARIABLE, CompanionSin
 
 WRITER = """
 import os, sys, time
-from schedscope.recorder.frame import Body
+from schedscope.recorder.frame import HEADER_BYTES, Body
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.sink import open_sink
 frames = sys.stdin.buffer
 sink = open_sink(int(sys.argv[1]), Description(source=Source("engine", "1"), config={"x": 1}))
 while size := frames.read(4):
-    sink.write(Body(frames.read(int.from_bytes(size, "big")), 1))
+    sink.write(Body(bytearray(HEADER_BYTES) + frames.read(int.from_bytes(size, "big")), 1))
     sys.stdout.write("."); sys.stdout.flush()
 if sys.argv[2] == "close":
     sink.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from schedscope.engine.errors import RunFormatError
 from schedscope.recorder import frame as frames
 from schedscope.recorder.frame import (
     DECIDED,
+    WIDE_PROMPTS,
     Body,
     Damage,
     Frame,
@@ -171,6 +173,26 @@ def test_a_pass_that_was_told_is_checked_as_its_row_is(wrong: dict[str, Any], me
     payload = encode({DECIDED: [told]}).payload
     with pytest.raises(MalformedRowsError, match=message):
         decode(payload)
+
+
+@pytest.mark.parametrize("ids", [[], [5, 2**31 - 1, 0]])
+def test_prompts_of_wide_integers_are_narrowed_by_who_reads(ids: list[int]) -> None:
+    payload = encode({WIDE_PROMPTS: [(7, 2, "r1", 0, array("q", ids).tobytes())]}).payload
+    assert decode(payload) == {"tokens": [(7, 2, "r1", 0, ids)]}
+
+
+@pytest.mark.parametrize("packed", [array("q", [1, -1]).tobytes(), array("q", [2**31]).tobytes(), b"odd"])
+def test_prompts_that_hold_no_token_ids_are_malformed(packed: bytes) -> None:
+    with pytest.raises(MalformedRowsError, match="tokens: "):
+        decode(encode({WIDE_PROMPTS: [(7, 2, "r1", 0, packed)]}).payload)
+
+
+def test_frames_may_be_packed_into_the_same_memory() -> None:
+    memory = bytearray()
+    rows = [{"tokens": [token_row(i) for i in range(count)]} for count in (50, 1, 90, 0)]
+    for number, each in enumerate(rows):
+        made = bytes(frames.stamp(encode(each, memory), number))
+        assert made == stamp(encode(each), number)
 
 
 def test_oversized_frames_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
