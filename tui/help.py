@@ -23,6 +23,9 @@ SIGNS = (
     ("▶", "refused", "a breakpoint's condition holds"),
 )
 
+_WIDE = 138
+"""Columns of the screen from which on two columns of keys fit beside each other."""
+
 
 class Help(ModalScreen[None]):
     """Closed by any of its keys."""
@@ -48,7 +51,7 @@ class Help(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """All in one scrolled text."""
         with VerticalScroll():
-            yield Static(help_text(self.look_, wide=self.app.size.width >= 110))
+            yield Static(help_text(self.look_, wide=self.app.size.width >= _WIDE))
 
 
 def help_text(look: Look, *, wide: bool) -> Text:
@@ -60,12 +63,10 @@ def help_text(look: Look, *, wide: bool) -> Text:
         blocks.append([*lines, Text("")])
     signs = [Text("Signs", "bold")]
     signs += [Text.assemble((f"{glyph:>7}  ", look.of(VERDICTS, fate)), words) for glyph, fate, words in SIGNS]
-    signs.append(
-        Text("      The grids move with ↑↓ jk, page up and down, home, end; enter follows a row.", look.hue(GREY))
-    )
-    blocks.append(signs)
+    blocks.append([*signs, Text("")])
+    moving = Text("The grids move with ↑↓ jk, page up and down, home, end; enter follows a row.", look.hue(GREY))
     if not wide:
-        return Text("\n").join(line for block in blocks for line in block)
+        return Text("\n").join([*(line for block in blocks for line in block), moving])
     half = sum(map(len, blocks)) // 2
     columns: list[list[Text]] = [[], []]
     for block in blocks:
@@ -75,4 +76,4 @@ def help_text(look: Look, *, wide: bool) -> Text:
     for place in range(max(map(len, columns))):
         left, right = (column[place] if place < len(column) else Text("") for column in columns)
         lines.append(Text.assemble(left, " " * max(1, width - left.cell_len), right))
-    return Text("\n").join(lines)
+    return Text("\n").join([*lines, moving])

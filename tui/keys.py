@@ -54,7 +54,7 @@ GROUPS: dict[str, tuple[Key, ...]] = {
     ),
     "Ask": (
         Key("o", "policy", "o", "this pass under another policy, beside it"),
-        Key("w", "why", "w", "into the why panel: ↑↓ pick a link, enter jumps"),
+        Key("w", "why", "w", "into the why panel: ↑↓ a link, enter jumps"),
         Key("b", "breakpoint", "b", "stop where a condition holds"),
         Key("c", "hit(1)", "c", "continue to the next hit"),
         Key("C", "hit(-1)", "C", "back to the hit before"),
