@@ -14,7 +14,8 @@ def tui(run: RunName = None, *, at: str = "", compare: str | None = None, log: L
     Parameters
     ----------
     at
-        Where to begin: pass=4821,rank=0,view=cache,rid=abc; what is left out is the default.
+        Where to begin: pass=4821,rank=0,view=cache,rid=abc; what is left out is the default. A rid, which may hold
+        commas, comes last.
     compare
         Another run, to show beside this one.
     """

@@ -31,7 +31,8 @@ class RunningBatch:
         self._lives = list(lives)
         self._slots: list[array[int]] = []
         """Of each step that nobody looked at yet: a slot per request."""
-        self._tokens: list[Sequence[int]] = []
+        self._tokens: list[array[int]] = []
+        """Of each commit that nobody looked at yet: a token per request."""
         self._rids: list[str] | None = None
         self.first_lens: list[int] = []
         """`kv_len` of each before the first step of this batch."""
@@ -123,9 +124,12 @@ class RunningBatch:
         self._slots.append(slots)
 
     def take(self, sampled: Sequence[int]) -> None:
-        """A token for each, in the order of `rids`; the sequence is kept."""
+        """A token for each, in the order of `rids`. Raises ValueError, OverflowError."""
+        said = array("i", sampled)
+        if len(said) != len(self):
+            raise ValueError(f"{len(said)} tokens for {len(self)} requests")
         self.keep_frozen()
-        self._tokens.append(sampled)
+        self._tokens.append(said)
         self._got += 1
 
     def mark(self) -> None:

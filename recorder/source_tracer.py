@@ -118,7 +118,8 @@ class SourceTracer(RunTracer):
         if row.committed is None:
             self.end_step()
         rows = self._rows
-        if rows and (not rows.keys() <= _UNEVENTFUL or row.start_ns - self._handed_ns > HELD_NS):
+        held = row.start_ns - self._handed_ns <= HELD_NS and not row.retracted and rows.keys() <= _UNEVENTFUL
+        if rows and not held:
             self._rows, self._handed_ns = {}, row.start_ns
             self._sink.write(encode(rows, self._memory))
         if launches:

@@ -198,7 +198,7 @@ LEVERS = {
     for lever in (
         Lever(
             "memory",
-            lambda s, _, n: s.with_view(available=s.view.available + n),
+            _more_memory,
             lambda s, _: _longest(s),
             in_pages=True,
         ),

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from schedscope.engine.chance import RandomState
 from schedscope.engine.decision import Plan
+from schedscope.engine.live import Live
+from schedscope.engine.request import Request
+from schedscope.engine.running import RunningBatch
 from schedscope.engine.scheduler import Scheduler
 from schedscope.engine.state import SchedulerState
 from schedscope.engine.tracer import StepRecord, Tracer
@@ -16,6 +19,19 @@ from schedscope.replay.rebuild import Rebuild
 from schedscope.replay.replayer import Replayer
 from schedscope.replay.script import read_scripts
 from simulation import any_config, record
+
+
+def test_a_commit_takes_a_token_for_each() -> None:
+    lives = [Live(Request(rid=rid, prompt=b""), 0) for rid in "abc"]
+    batch = RunningBatch(lives)
+    sampled = [1, 2, 3]
+    batch.take(sampled)
+    sampled[:] = [7, 8, 9]
+    with pytest.raises(ValueError, match="2 tokens for 3 requests"):
+        batch.take([4, 5])
+    with pytest.raises(OverflowError):
+        batch.take([4, 5, 2**31])
+    assert [list(live.said) for live in batch.lives] == [[1], [2], [3]]
 
 
 class Views(Tracer):

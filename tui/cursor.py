@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import NamedTuple
 
@@ -39,10 +38,6 @@ def parse_at(text: str) -> At:
         if not equals:
             raise UsageError(f"--at {text}: expected pass=N, rank=N, view=NAME or rid=ID, joined by commas")
         if name == "rid":
-            if behind := re.search(r",(pass|rank|view)=", value):
-                raise UsageError(
-                    f"--at {text}: a rid takes all that is behind it, so {behind[1]} has to come before it"
-                )
             return found._replace(rid=value)
         value, _, rest = value.partition(",")
         match name:
