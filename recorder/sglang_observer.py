@@ -47,7 +47,9 @@ class Observer:
         place: of this rank among the rows that ranks tell each other for the prefill delayer.
     """
 
-    def __init__(self, scheduler: Any, config: SchedulerConfig, sink: Sink, place: int = 0) -> None:
+    def __init__(
+        self, scheduler: Any, config: SchedulerConfig, sink: Sink, place: int = 0, is_known: bool = True
+    ) -> None:
         self._scheduler = scheduler
         self._config = config
         self._pool = scheduler.token_to_kv_pool_allocator
@@ -58,7 +60,7 @@ class Observer:
         self.needs = self.tracer.kinds | ({MIXING} if config.enable_mixed_chunk else set())
         """Of what is recorded, what some hooks are for, see `schedscope.recorder.sglang_hooks`."""
         self._lives: dict[str, WatchedRequest] = {}
-        self.passes = PassWatch(scheduler, config, self.tracer, place)
+        self.passes = PassWatch(scheduler, config, self.tracer, place, is_known)
         self._step = 0
         self._now = 0.0
         self._begun_ns = 0

@@ -21,7 +21,6 @@ from schedscope.engine.delayer import DelayerState, Negotiation, Report
 from schedscope.engine.verdict import Reason, Result, Verdict
 from schedscope.recorder.observed import Observed, ObservedChunk
 from schedscope.recorder.rows import Decided, PassFacts, hash_of
-from schedscope.recorder.sglang_config import source_gaps
 from schedscope.recorder.sglang_looks import Looking, Looks
 from schedscope.recorder.sglang_request import Req
 from schedscope.recorder.source_tracer import SourceTracer
@@ -97,9 +96,12 @@ class PassWatch:
         scheduler: `sglang.srt.managers.scheduler.Scheduler`, built.
         config: what `schedscope.recorder.sglang_config` read off it.
         place: of this rank among the rows that ranks tell each other for the prefill delayer.
+        is_known: whether our core knows all that this scheduler does.
     """
 
-    def __init__(self, scheduler: Any, config: SchedulerConfig, tracer: SourceTracer, place: int) -> None:
+    def __init__(
+        self, scheduler: Any, config: SchedulerConfig, tracer: SourceTracer, place: int, is_known: bool
+    ) -> None:
         self._scheduler = scheduler
         self._config = config
         self._pool = scheduler.token_to_kv_pool_allocator
@@ -108,8 +110,7 @@ class PassWatch:
         self._place = place
         self._keeps_fills = config.priority_preemption
         self._has_plain_cache = not self._cache.supports_mamba()
-        # Who knows what changes in a scheduler that does what our core doesn't know?
-        self._looking = Looking(self._cache.supports_fast_match_prefix() or bool(source_gaps(scheduler)))
+        self._looking = Looking(always=self._cache.supports_fast_match_prefix() or not is_known)
         self._passes = 0
         self._entered: Entered | None = None
         self._pass: Pass | None = None

@@ -92,7 +92,7 @@ def attach(scheduler: Any) -> None:
         if sink is None:
             return
         place = get_parallel().attn_dp_rank if config.enable_dp_attention else 0
-        observer = Observer(scheduler, config, sink, place)
+        observer = Observer(scheduler, config, sink, place, is_known=not source_gaps(scheduler))
     except Exception as error:
         log.warning("this scheduler is not recorded: %s", _words(error))
         return
