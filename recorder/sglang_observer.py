@@ -60,6 +60,8 @@ class Observer:
         self.needs = self.tracer.kinds | ({MIXING} if config.enable_mixed_chunk else set())
         """Of what is recorded, what some hooks are for, see `schedscope.recorder.sglang_hooks`."""
         self._lives: dict[str, WatchedRequest] = {}
+        self._preempted_ends: list[tuple[str, str | None]] = []
+        """Requests that the pass under way preempted and that were one too many for the queue then, with the words."""
         self.passes = PassWatch(scheduler, config, self.tracer, place, is_known)
         self._step = 0
         self._now = 0.0
@@ -134,10 +136,16 @@ class Observer:
     def turned_away(self, req: Req, message: str | None) -> None:
         """After a request ended outside of a batch."""
         self._tell_arrival(None)  # it may be what pushed another one out
-        live = self._lives.pop(req.rid, None)
+        if self.passes.has_preempted(req.rid):
+            self._preempted_ends.append((req.rid, message))
+            return
+        self._tell_abort(req.rid, message)
+        self._hold_nothing_back()
+
+    def _tell_abort(self, rid: str, message: str | None) -> None:
+        live = self._lives.pop(rid, None)
         if live is not None:
             self.tracer.put_request(live, _ASKED(live.asked), "abort", message)
-        self._hold_nothing_back()
 
     def flushed(self) -> None:
         """After the prefix cache was emptied."""
@@ -201,6 +209,9 @@ class Observer:
             self._forms_pass = made.number
             self.passes.tell(made, self._now, running.batch_is_full)
             self._tell_outcome(made)
+            for rid, message in self._preempted_ends:
+                self._tell_abort(rid, message)
+            self._preempted_ends = []
         elif entered is not None:
             facts = (entered.waiting, len(entered.running), entered.free_rows)
             self._gate = gate_name(self._config, entered.batch_is_full, entered.chunked is not None, *facts)

@@ -247,6 +247,10 @@ class PassWatch:
         made.preempting = tuple(req.rid for req in before if id(req) not in left)
         made.preempted += made.preempting
 
+    def has_preempted(self, rid: str) -> bool:
+        """Whether the pass under way took this request's memory."""
+        return self._pass is not None and rid in self._pass.preempted
+
     def admitted(self) -> None:
         """After the admission loop, if it admitted anyone. Mixing in the running batch may then change the mark."""
         if self._pass is not None:

@@ -44,6 +44,7 @@ def test_the_whole_loop_goes_as_in_sglang(options: list[str], overlap: str) -> N
 def test_sglang_decides_the_same_under_the_eyes_of_the_plugin_and_every_pass_is_replayed(tmp_path: Path) -> None:
     done = compare("--aborts", "--watch", str(tmp_path))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "the observer failed" not in done.stdout, done.stdout[-3000:]
     runs = find_runs(tmp_path)
     assert len(runs) > 55
     passes = 0
