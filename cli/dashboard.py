@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from schedscope.cli.options import LogDir
+from schedscope.cli.options import LAST_PORT, LogDir
 from schedscope.cli.output import console
 from schedscope.dashboard.guard import is_loopback
 from schedscope.dashboard.library import Library
@@ -18,7 +18,6 @@ from schedscope.recorder.run import default_log_dir, resolve_run
 
 PORT = 8500
 _SHORTEST = 8
-_LAST_PORT = 65_535
 _NICENESS = 10
 """It is a guest: a scheduler on the same machine goes first."""
 
@@ -44,8 +43,8 @@ def dashboard(
     token
         What a browser has to know; on other addresses than 127.0.0.1, one is made if none is given.
     """
-    if not 0 <= port <= _LAST_PORT:
-        raise UsageError(f"--port {port}: must be between 0 and {_LAST_PORT}")
+    if not 0 <= port <= LAST_PORT:
+        raise UsageError(f"--port {port}: must be between 0 and {LAST_PORT}")
     if token is not None and len(token) < _SHORTEST:
         raise UsageError(f"--token: at least {_SHORTEST} characters")
     if token is None and not is_loopback(host):

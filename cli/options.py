@@ -8,6 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from schedscope.engine.errors import ConfigError
 
+LAST_PORT = 65_535
+
 Switch = Annotated[bool, Parameter(negative="")]
 """Given or not; there is no `--no-...`."""
 Settings = Annotated[list[str] | None, Parameter(name="--set", negative="")]

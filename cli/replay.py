@@ -10,7 +10,7 @@ from cyclopts import App
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from schedscope.cli.options import LogDir, RunName, Settings, Switch, parse_settings
 from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
-from schedscope.engine.errors import DivergenceError, RunFormatError, RunNotFoundError, UsageError
+from schedscope.engine.errors import DivergenceError, RunFormatError, UsageError
 from schedscope.recorder.run import Run, resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.moment import decide_again
@@ -125,9 +125,9 @@ def _is_proof(verdict: Verdict, verdicts: list[Verdict]) -> bool:
 
 def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict]:
     """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
+    if rank is None:
+        run.check_recorded()
     ranks = run.ranks if rank is None else [rank]
-    if not ranks:
-        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
     verdicts = []
     with _progress() as progress:
         for each in ranks:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from schedscope.cli.options import Settings, Switch, parse_settings
+from schedscope.cli.options import LAST_PORT, Settings, Switch, parse_settings
 from schedscope.cli.output import errors
 from schedscope.engine.config import COMPAT, SchedulerConfig
 from schedscope.engine.errors import ConfigError, ServerError
@@ -163,8 +163,8 @@ def serve(
         compat=compat,
     ).with_settings(parse_settings(setting or []))
     check_servable(config)
-    if not 0 <= port <= 65_535:
-        raise ConfigError(f"port={port}: must be between 0 and 65535")
+    if not 0 <= port <= LAST_PORT:
+        raise ConfigError(f"port={port}: must be between 0 and {LAST_PORT}")
     return _run(config, model_path, device, dtype, host, port)
 
 

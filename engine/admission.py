@@ -81,8 +81,8 @@ class _Pass:
         self.config = config
         self.cache = ScratchCache(view.cache, touches)
         self.available = view.available
-        self.running_count = len(view.running)
-        self._running: list[Running] | None = None
+        self.running: Sequence[Running] = view.running
+        """Requests that run and were not preempted in this pass."""
         self.free_rows = view.free_rows
         self.batch_is_full = batch_is_full
         self.verdicts: list[Verdict] = []
@@ -105,13 +105,6 @@ class _Pass:
             current_offset=mixed,
         )
 
-    @property
-    def running(self) -> list[Running]:
-        """Requests that run and were not preempted in this pass."""
-        if self._running is None:
-            self._running = list(self.view.running)
-        return self._running
-
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def run(self, queue: Sequence[Waiting]) -> Admission:
@@ -127,7 +120,7 @@ class _Pass:
             if self._budget_result()[0] is Result.OTHER:
                 stop = "budget"
                 break
-            slots = allocatable(self.config, self.running_count, self.free_rows + held_rows)
+            slots = allocatable(self.config, len(self.running), self.free_rows + held_rows)
             if len(self.batch) >= slots:
                 self.batch_is_full = True
             preemption = None
@@ -142,7 +135,7 @@ class _Pass:
             self.verdicts.append(verdict)
             if verdict.result is not Result.CONTINUE:
                 if verdict.result is Result.NO_TOKEN:
-                    self.batch_is_full = bool(self.batch) or self.running_count > 0
+                    self.batch_is_full = bool(self.batch) or len(self.running) > 0
                 stop = str(verdict.result)
                 break
         return Admission(
@@ -353,7 +346,7 @@ class _Pass:
         config, view = self.config, self.view
         if not config.enable_prefill_delayer:
             return True
-        free_slots = max(delayer_slots(config, config.max_running_requests) - self.running_count, 1)
+        free_slots = max(delayer_slots(config, config.max_running_requests) - len(self.running), 1)
         attempted = min(max(len(view.queue), 1), free_slots)
         self.attempted_prefill_bs = max(self.attempted_prefill_bs, attempted)
         if self.negotiation is None:
@@ -363,7 +356,7 @@ class _Pass:
                 view.now,
                 prefillable=True,
                 token_usage=view.token_usage,
-                running_batch=self.running_count,
+                running_batch=len(self.running),
                 max_prefill_bs=view.max_prefill_bs,
                 waiting_queue_len=len(view.queue),
             )
@@ -378,13 +371,12 @@ class _Pass:
         room = []
         for victim in found.victims:
             self.budget = self.budget.release(output_reserve(victim, self.config, self.view.new_token_ratio))
-            self.running.remove(victim)
-            self.running_count -= 1
+            self.running = [each for each in self.running if each is not victim]
             self.available += victim.private
             if victim.lock is not None:
                 self.cache.unlock(victim.lock)
             self.free_rows += 1
-            wanted = self.running_count * self.config.retract_decode_steps
+            wanted = len(self.running) * self.config.retract_decode_steps
             room.append(wanted)
             if wanted > self.available:
                 self.available += self.cache.evict(wanted - self.available)

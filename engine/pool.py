@@ -45,8 +45,7 @@ class KVPool:
         missing = end - len(row)
         spare = min(-len(row) % page, missing)
         count = -(-(missing - spare) // page)
-        if count * page > self.available:
-            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {count * page} are needed")
+        self._check(count * page)
         if spare > 0:
             following = row[-1] + 1
             row.extend(range(following, following + spare))
@@ -60,16 +59,14 @@ class KVPool:
 
     def take(self, count: int) -> array[int]:
         """So many slots, each for a holder of its own; only with pages of one token. Raises PoolExhaustedError."""
-        if count > self.available:
-            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {count} are needed")
+        self._check(count)
         return self._take(count)
 
     def extend_each(self, rows: Sequence[array[int]]) -> None:
         """Append one slot to each row, as `extend` would one after the other. Raises PoolExhaustedError first."""
         page = self.page_size
         fresh = rows if page == 1 else [row for row in rows if len(row) % page == 0]
-        if len(fresh) * page > self.available:
-            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {len(fresh) * page} are needed")
+        self._check(len(fresh) * page)
         pages = self._take(len(fresh))
         if page > 1:
             for row in rows:
@@ -77,6 +74,10 @@ class KVPool:
                     row.append(row[-1] + 1)
         for row, number in zip(fresh, pages, strict=True):
             row.append(number * page)
+
+    def _check(self, needed: int) -> None:
+        if needed > self.available:
+            raise PoolExhaustedError(f"the KV pool has {self.available} free tokens, {needed} are needed")
 
     def _take(self, count: int) -> array[int]:
         used = min(count, len(self._freed))

@@ -97,6 +97,11 @@ class Run:
         """Ranks that have a log, ascending."""
         return list_ranks(self.path)
 
+    def check_recorded(self) -> None:
+        """Raises RunNotFoundError if no rank has a log."""
+        if not self.ranks:
+            raise RunNotFoundError(f"{self.where}: nothing was recorded in this run")
+
     @property
     def gaps(self) -> list[Gap]:
         """What was recorded and is lost. Of an interrupted run, the open end of each rank is one."""

@@ -78,7 +78,8 @@ def attach(scheduler: Any) -> None:
         from sglang.srt.runtime_context import get_parallel
 
         config = read_config(scheduler)
-        gaps = [gap.to_dict() for gap in source_gaps(scheduler)]
+        unknown = source_gaps(scheduler)
+        gaps = [gap.to_dict() for gap in unknown]
         missing = {**GUARD.missing, **unapplied()}
         _insist(missing)
         gaps += [{"feature": name, "effect": f"not recorded: {effect}"} for name, effect in sorted(missing.items())]
@@ -92,7 +93,7 @@ def attach(scheduler: Any) -> None:
         if sink is None:
             return
         place = get_parallel().attn_dp_rank if config.enable_dp_attention else 0
-        observer = Observer(scheduler, config, sink, place, is_known=not source_gaps(scheduler))
+        observer = Observer(scheduler, config, sink, place, is_known=not unknown)
     except Exception as error:
         log.warning("this scheduler is not recorded: %s", _words(error))
         return

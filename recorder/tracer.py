@@ -140,8 +140,8 @@ class RunTracer(Tracer):
             return
         if detail is not None and self._hides:
             detail = _without_content(kind, detail)
-        self._seq = seq = self._seq + 1
-        self._put(HAPPENED, (seq, self._step_number(), self._pass, time, kind, rid, count, node, detail))
+        row = (self._next_seq(), self._step_number(), self._pass, time, kind, rid, count, node, detail)
+        self._put(HAPPENED, row)
 
     def on_prompt(self, live: Live) -> None:
         """Keep a prompt's tokens, once."""
@@ -226,9 +226,8 @@ class RunTracer(Tracer):
         self._pass = number
         if not self._keeps_stimuli:
             return
-        self._seq = seq = self._seq + 1
-        facts, told = pass_facts(view, plan, random_state), decided(plan, self._block)
-        self._put_pass(number, self._step_number(), seq, decided_ns, facts, told)
+        facts = pass_facts(view, plan, random_state)
+        self._put_pass(number, self._step_number(), self._next_seq(), decided_ns, facts, decided(plan, self._block))
         self.spent_ns += self._clock_ns() - begin_ns
 
     def _put_pass(self, number: int, step: int, seq: int, decide_ns: int, facts: PassFacts, told: Decided) -> None:

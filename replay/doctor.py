@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
 from schedscope.engine.decision import Plan
-from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
+from schedscope.engine.errors import SchedscopeError, UsageError
 from schedscope.recorder.run import Run
 from schedscope.replay.case import Case
 from schedscope.replay.detect_cache import (
@@ -171,8 +171,7 @@ def examine(
     Raises RunNotFoundError for a run in which nothing was recorded, RunFormatError for one that can't be read,
     UsageError for a detector that fails.
     """
-    if not run.ranks:
-        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
+    run.check_recorded()
     case = case or Case.of_run(run)
     found: list[Finding] = []
     examined, not_judged = [], {}

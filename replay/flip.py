@@ -196,12 +196,7 @@ def _off(name: str, value: Any) -> Callable[[Situation, str, int], Situation]:
 LEVERS = {
     lever.name: lever
     for lever in (
-        Lever(
-            "memory",
-            _more_memory,
-            lambda s, _: _longest(s),
-            in_pages=True,
-        ),
+        Lever("memory", _more_memory, lambda s, _: _longest(s), in_pages=True),
         Lever("slots", _more_slots, lambda s, _: len(s.view.queue) + 1, "max_running_requests"),
         Lever(
             "chunk",

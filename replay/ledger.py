@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-from schedscope.engine.errors import RunNotFoundError
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.charges import (
@@ -237,8 +236,7 @@ def run_ledger(run: Run, most: int = 10) -> RunLedger:
     Args:
         most: how many requests to name.
     """
-    if not run.ranks:
-        raise RunNotFoundError(f"{run.where}: nothing was recorded in this run")
+    run.check_recorded()
     connection = run.connect(["steps", "passes", "decisions", "events", "requests"])
     connection.execute("SET preserve_insertion_order = false")
     charge(connection)
