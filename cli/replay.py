@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ from schedscope.replay.verify_view import verify_views
 app = App(name="replay", help="Re-run recorded passes and compare them, or decide them differently.")
 
 DIVERGENT = DivergenceError.exit_code
+_PASSES_PER_JOB = 3_000
+"""That make up for the start of a process."""
 
 
 @app.command(name="pass")
@@ -72,7 +75,7 @@ def one_pass(
 
 @app.command(name="all")
 def every_pass(
-    run: RunName = None, *, log: LogDir = None, rank: int | None = None, jobs: int = 1, json: Switch = False
+    run: RunName = None, *, log: LogDir = None, rank: int | None = None, jobs: int | None = None, json: Switch = False
 ) -> int:
     """Re-run every recorded pass and compare every field; exit code 3 at the first difference.
 
@@ -85,11 +88,11 @@ def every_pass(
     rank
         Only this scheduler of the run.
     jobs
-        Processes that share the work, which is split at checkpoints.
+        Processes that share the work, which is split at checkpoints. Default: one per processor, fewer for a short run.
     json
         Print one JSON document instead of text.
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise UsageError("--jobs: at least 1")
     recorded = Run.open(resolve_run(run, log))
     verdicts = verify_run(recorded, rank, jobs)
@@ -123,8 +126,12 @@ def _is_proof(verdict: Verdict, verdicts: list[Verdict]) -> bool:
     return verdict.basis == "start" and any(v.basis == "view" and v.rank == verdict.rank for v in verdicts)
 
 
-def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict]:
-    """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks."""
+def verify_run(run: Run, rank: int | None = None, jobs: int | None = None) -> list[Verdict]:
+    """Verify one rank or all, with a progress bar on a terminal. Raises RunNotFoundError for a run without ranks.
+
+    Args:
+        jobs: processes; None: as many as are worth their start.
+    """
     if rank is None:
         run.check_recorded()
     ranks = run.ranks if rank is None else [rank]
@@ -136,8 +143,13 @@ def verify_run(run: Run, rank: int | None = None, jobs: int = 1) -> list[Verdict
             if is_observed(run.manifest):
                 verdicts.append(verify_views(run, each, progress=advance))
             if not verdicts or verdicts[-1].divergence is None or verdicts[-1].basis == "start":
-                verdicts.append(verify(run, each, jobs=jobs, progress=advance))
+                verdicts.append(verify(run, each, jobs=jobs or _worth_starting(total), progress=advance))
     return verdicts
+
+
+def _worth_starting(passes: int) -> int:
+    """Processes for so many passes."""
+    return max(1, min(os.cpu_count() or 1, passes // _PASSES_PER_JOB))
 
 
 def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:

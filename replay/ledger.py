@@ -8,6 +8,7 @@ what a step decided about a request is why it still waited until the next step b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import duckdb
@@ -211,11 +212,15 @@ def request_ledger(run: Run, rid: str, rank: int | None = None) -> RequestLedger
 
 def ledger_of(run: Run, rid: str, rank: int | None = None) -> tuple[RequestLedger, Rows]:
     """The same with the request's own rows: of `decisions` in ascending order of passes, `events` and `requests`."""
-    rows = run.request_rows(rid, rank)
-    rank = _rank_of(rows) if rank is None else rank
-    life = _last_life(run, rank, rows)
-    connection = duckdb.connect(config={"threads": 1})  # there is too little to share
-    for name, table in _tables_around(run, rank, life).items():
+    with ThreadPoolExecutor(1) as beside:
+        # The database takes as long to start as the rows to be read, and there is too little to share between threads.
+        starting = beside.submit(duckdb.connect, config={"threads": 1})
+        rows = run.request_rows(rid, rank)
+        rank = _rank_of(rows) if rank is None else rank
+        life = _last_life(run, rank, rows)
+        tables = _tables_around(run, rank, life)
+        connection = starting.result()
+    for name, table in tables.items():
         connection.register(name, table)
     charge(connection)
     measured = run.manifest.detail.level in {"decisions", "full"}

@@ -48,6 +48,8 @@ _FOREVER = 2**62
 _COLLECT_EVERY = 32
 """Batches between two collections of garbage."""
 _RANGES_PER_JOB = 4
+_RANGE = 4_000
+"""Passes of one, at most: how far it is shows whenever one is done."""
 
 
 def verify(
@@ -142,7 +144,8 @@ def _verify_ranges(
     jobs: int,
     progress: Callable[[int], None] | None,
 ) -> Verdict:
-    ranges = _split(run.path, replayer, start, start_pass, jobs * _RANGES_PER_JOB)
+    count = max(jobs * _RANGES_PER_JOB, run.passes(replayer.rank).count // _RANGE)
+    ranges = _split(run.path, replayer, start, start_pass, count)
     verdicts: list[Verdict] = []
     done = 0
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:

@@ -304,12 +304,20 @@ def test_checkpoints_of_hashed_tokens_hold_hashes_only(tmp_path: Path) -> None:
 # ---- many processes ------------------------------------------------------------------------------------------
 
 
-def test_many_processes_find_what_one_finds(tmp_path: Path) -> None:
+def test_many_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = busy_run(tmp_path)
     shadow_run(path, BUSY)
     one = verify(Run.open(path), 0)
     assert one.divergence is None
     assert verify(Run.open(path), 0, jobs=2) == one
+
+    monkeypatch.setattr("schedscope.replay.verify._RANGES_PER_JOB", 1)
+    monkeypatch.setattr("schedscope.replay.verify._RANGE", one.passes // 12)
+    done: list[int] = []
+    assert verify(Run.open(path), 0, jobs=2, progress=done.append) == one
+    assert len(done) > 4, "who waits hears of it often"
+    assert done == sorted(done)
+    assert done[-1] == one.passes
 
     def lie(rows: Rows) -> None:
         number, rid, *rest = rows["decisions"][30]
