@@ -70,9 +70,11 @@ def measure(connection: duckdb.DuckDBPyConnection, level: Level, *, brief: bool 
 _EVICTED = "SELECT rank, step, sum(tokens)::BIGINT AS evicted FROM events WHERE kind = 'evict' GROUP BY rank, step"
 _NOT_RECORDED = "SELECT NULL::INTEGER AS rank, NULL::BIGINT AS step, NULL::BIGINT AS evicted WHERE false"
 
-_TURNS = """
+_LASTS = "coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns"
+
+_TURNS = f"""
 CREATE TABLE turns AS
-WITH evictions AS ({evicted}), computed AS (
+WITH evictions AS ({{evicted}}), computed AS (
     SELECT rank, committed AS step, forward_ns AS model_ns
     FROM steps WHERE committed IS NOT NULL AND forward_ns IS NOT NULL
 ), known AS (
@@ -91,7 +93,7 @@ WITH evictions AS ({evicted}), computed AS (
 )
 SELECT * REPLACE (coalesce(batch_is_full_pass, CASE WHEN gate = 'batch_is_full'
         AND lag(step + count) OVER loop = step THEN lag(batch_is_full_pass) OVER loop END) AS batch_is_full_pass),
-    coalesce(CASE WHEN lead(step) OVER loop = step + count THEN lead(ns) OVER loop END, end_ns) - ns AS lasts_ns,
+    {_LASTS},
     coalesce(lead(CASE WHEN pass IS NOT NULL THEN ns END IGNORE NULLS) OVER loop,
         max(end_ns) OVER (PARTITION BY rank)) AS until_ns,
     coalesce(sum(prefill_ns) OVER (loop ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::BIGINT
@@ -100,15 +102,18 @@ SELECT * REPLACE (coalesce(batch_is_full_pass, CASE WHEN gate = 'batch_is_full'
 FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
 """
 
-_BRIEF_TURNS = """
+_BRIEF_TURNS = f"""
 CREATE TABLE turns AS
-WITH evictions AS ({evicted})
-SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.kind, s.gate, s.count, s.pass, p.stop, p.active_policy, p.fallback,
-    p.delayer_allow, p.delayer_reason, p.delayer_estimation, s.running, coalesce(p.queue_len, s.queue_len) AS queue_len,
-    p.admitted, s.available, s.evictable, s.pool_size, s.batch_tokens, len(s.retracted)::INTEGER AS retracted,
-    coalesce(len(p.preempted), 0)::INTEGER AS preempted, e.evicted
-FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
-LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step ORDER BY s.rank, s.step
+WITH evictions AS ({{evicted}}), known AS (
+    SELECT s.rank, s.step, s.start_ns AS ns, s.end_ns, s.kind, s.gate, s.count, s.pass, p.stop, p.active_policy,
+        p.fallback, p.delayer_allow, p.delayer_reason, p.delayer_estimation, s.running, s.queue_len AS waiting,
+        coalesce(p.queue_len, s.queue_len) AS queue_len, p.admitted, s.available, s.evictable, s.pool_size,
+        s.batch_tokens, len(s.retracted)::INTEGER AS retracted,
+        coalesce(len(p.preempted), 0)::INTEGER AS preempted, e.evicted
+    FROM steps s LEFT JOIN passes p ON p.rank = s.rank AND p.pass = s.pass
+    LEFT JOIN evictions e ON e.rank = s.rank AND e.step = s.step
+)
+SELECT *, {_LASTS} FROM known WINDOW loop AS (PARTITION BY rank ORDER BY step) ORDER BY rank, step
 """
 
 _ENDED = """

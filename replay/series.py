@@ -40,7 +40,7 @@ from schedscope.replay.told import (
     Stretches,
     Turn,
 )
-from schedscope.replay.window import Window, bucket, frame, parameters, row_keys, within
+from schedscope.replay.window import Window, bucket, frame, lasting, parameters, row_keys, within
 
 Share = Literal["refused", "delayer", "prefillable", "gate", "policy", "stop"]
 Lasting = Literal["policy", "gate", "gap"]
@@ -158,14 +158,14 @@ class Timeline:
         """What the scheduler had to do and did, a row per bucket (and rank).
 
         Columns: `bucket`, `begin_ns`; `steps`, `passes`; `queue_max`, `running_max` (requests, the largest at a
-        step's begin; null: no step began here); `used_max`, `cached_max` (share of the KV pool, 0..1, held by
-        requests, and held for reuse only); `admitted` (requests, first admissions), `prompt_tokens`, `cached_tokens`
-        (of those), `hit_rate` (0..1; null: none was admitted); `again`, `again_tokens`, `again_cached` (admissions
-        after a retraction or preemption; null where events are not recorded); `needed`, `needed_tokens` (requests
-        admitted although a prefix of theirs was evicted while they waited, and what they compute again because of it;
-        null where decisions are not recorded); `computed_tokens` (by the model,
-        decoding included); `evicted_tokens` (null where evictions are not recorded); `retractions`, `preemptions`;
-        `busy_s` (time in steps that were not idle).
+        step's begin; where none begins, what the last one left, until the next; null: there is none); `used_max`,
+        `cached_max` (share of the KV pool, 0..1, held by requests, and held for reuse only); `admitted` (requests,
+        first admissions), `prompt_tokens`, `cached_tokens` (of those), `hit_rate` (0..1; null: none was admitted);
+        `again`, `again_tokens`, `again_cached` (admissions after a retraction or preemption; null where events are
+        not recorded); `needed`, `needed_tokens` (requests admitted although a prefix of theirs was evicted while they
+        waited, and what they compute again because of it; null where decisions are not recorded); `computed_tokens`
+        (by the model, decoding included); `evicted_tokens` (null where evictions are not recorded); `retractions`,
+        `preemptions`; `busy_s` (time in steps that were not idle).
         """
         keys, joined = row_keys(by_rank)
         known = self.extent.level in {"decisions", "full"}
@@ -175,14 +175,15 @@ class Timeline:
             f"""
             WITH {frame(by_rank)}, done AS (
                 SELECT {bucket("ns", by_rank)},
-                    sum(count)::BIGINT AS steps, count(pass) AS passes, max(queue_len) AS queue_max,
-                    max(running) AS running_max,
-                    max((pool_size - available - evictable) / pool_size) AS used_max,
-                    max(evictable / pool_size) AS cached_max, sum(batch_tokens)::BIGINT AS computed_tokens,
+                    sum(count)::BIGINT AS steps, count(pass) AS passes, max(queue_len) AS queue_max, {_LARGEST},
+                    sum(batch_tokens)::BIGINT AS computed_tokens,
                     {evictions} AS evicted_tokens, sum(retracted)::BIGINT AS retractions,
                     sum(preempted)::BIGINT AS preemptions,
                     coalesce(sum(end_ns - ns) FILTER (kind <> 'idle'), 0) / 1e9 AS busy_s
                 FROM turns WHERE {within("ns")} GROUP BY ALL
+            ), under_way AS (
+                SELECT {keys}, max(waiting) AS queue_max, {_LARGEST}
+                FROM {lasting("turns", "ns", "ns + lasts_ns")} GROUP BY ALL
             ), joined AS (
                 SELECT {bucket("admit_ns", by_rank)}, count(*) AS admitted,
                     sum(prompt_tokens)::BIGINT AS prompt_tokens, sum(cached_tokens)::BIGINT AS cached_tokens
@@ -196,8 +197,12 @@ class Timeline:
                 FROM needed WHERE {within("admit_ns")} GROUP BY ALL
             )
             SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns,
-                coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes, queue_max, running_max, used_max,
-                cached_max, coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
+                coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes,
+                coalesce(done.queue_max, under_way.queue_max) AS queue_max,
+                coalesce(done.running_max, under_way.running_max) AS running_max,
+                coalesce(done.used_max, under_way.used_max) AS used_max,
+                coalesce(done.cached_max, under_way.cached_max) AS cached_max,
+                coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},
                 {_or_null("needed", found)}, {_or_null("needed_tokens", found)},
@@ -205,8 +210,9 @@ class Timeline:
                 {_or_null("evicted_tokens", self.extent.level == "full")},
                 coalesce(retractions, 0) AS retractions, coalesce(preemptions, 0) AS preemptions,
                 coalesce(busy_s, 0) AS busy_s
-            FROM frame LEFT JOIN done USING ({joined}) LEFT JOIN joined USING ({joined})
-            LEFT JOIN returned USING ({joined}) LEFT JOIN forgone USING ({joined}) ORDER BY {keys}
+            FROM frame LEFT JOIN done USING ({joined}) LEFT JOIN under_way USING ({joined})
+            LEFT JOIN joined USING ({joined}) LEFT JOIN returned USING ({joined})
+            LEFT JOIN forgone USING ({joined}) ORDER BY {keys}
             """,
             parameters(window),
         )
@@ -530,6 +536,12 @@ def total(load: pa.Table) -> dict[str, Any]:
             found[name] = (pc.max if name.endswith("_max") else pc.sum)(load[name]).as_py()
     found["hit_rate"] = found["cached_tokens"] / found["prompt_tokens"] if found["prompt_tokens"] else None
     return found
+
+
+_LARGEST = """
+max(running) AS running_max, max((pool_size - available - evictable) / pool_size) AS used_max,
+max(evictable / pool_size) AS cached_max
+"""
 
 
 def _or_null(column: str, known: bool) -> str:

@@ -48,6 +48,16 @@ def bucket(column: str, by_rank: bool) -> str:
     return f"{'rank, ' if by_rank else ''}(({column} - $begin) // $width)::INTEGER AS bucket"
 
 
+def lasting(table: str, begin: str, end: str) -> str:
+    """Rows that last into buckets in which they did not begin, each of them with every such `bucket`."""
+    first = f"CASE WHEN {begin} < $begin THEN 0 ELSE ({begin} - $begin) // $width + 1 END"
+    last = f"least(({end} - 1 - $begin) // $width, $buckets - 1)"
+    return (
+        f"(SELECT *, unnest(range({first}, {last} + 1))::INTEGER AS bucket FROM {table} WHERE {begin} < $end"
+        f" AND {end} > $begin AND {first} <= {last} AND ($rank IS NULL OR rank = $rank))"
+    )
+
+
 def frame(by_rank: bool) -> str:
     """A row for every bucket of the window, and every rank."""
     ranks = ", (SELECT DISTINCT rank FROM turns WHERE $rank IS NULL OR rank = $rank)" if by_rank else ""

@@ -71,6 +71,24 @@ def test_buckets_add_up_to_the_rows_of_the_log(tmp_path: Path) -> None:
     assert load["queue_max"] == [max(queues[bucket]) for bucket in range(7)]
 
 
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_a_bucket_in_the_midst_of_a_step_has_what_the_step_has(tmp_path: Path, by_rank: bool) -> None:
+    run, timeline = _timeline(tmp_path)
+    steps = _steps(run)
+    lengths = {row["pass"]: row["queue_len"] for row in run.rows("passes")}
+    begin, end = steps[40]["start_ns"] + 1, steps[44]["end_ns"]
+    window = timeline.window(begin, end, buckets=60)
+    expected = []
+    for at in range(begin, begin + 60 * window.width_ns, window.width_ns):
+        begun = [step for step in steps if at <= step["start_ns"] < min(at + window.width_ns, end)]
+        before = [step["queue_len"] for step in steps if step["start_ns"] < at]
+        expected.append(max((lengths.get(step["pass"], step["queue_len"]) for step in begun), default=before[-1]))
+    load = timeline.load(window, by_rank=by_rank).to_pydict()
+    assert load["steps"].count(0) > 50, "most buckets lie in the midst of a step"
+    assert load["queue_max"] == expected
+    assert None not in load["used_max"]
+
+
 def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
     run, timeline = _timeline(tmp_path)
     window = timeline.window(buckets=3)

@@ -70,7 +70,7 @@ def load_lanes(timeline: Timeline, window: Window) -> Lanes:
 
     admitted = tuple((a or 0) + (b or 0) for a, b in zip(column("prompt_tokens"), column("again_tokens"), strict=True))
     charts = (
-        _chart("queue", _held(column("queue_max")), SERIES["queue"], short),
+        _chart("queue", column("queue_max"), SERIES["queue"], short),
         Chart("hit rate", column("hit_rate"), 1.0, SERIES["hit_rate"], _percent),
         _chart("admitted tok", admitted, SERIES["admitted"], short),
         _chart("TTFT p99", column("ttft_p99"), SERIES["ttft_p99"], seconds),
@@ -113,14 +113,6 @@ def _brief(what: str) -> str:
     """What prevailed, where there is little room: a fallback is told, its reason is not."""
     name, fell_back, _ = what.partition(" (")
     return f"{name} instead" if fell_back else name
-
-
-def _held(values: Values) -> Values:
-    """Where no step began, what was before still holds."""
-    held: list[float | None] = []
-    for value in values:
-        held.append(held[-1] if value is None and held else value)
-    return tuple(held)
 
 
 def _chart(name: str, values: Values, hue: Hue, words: Callable[[float | None], str]) -> Chart:
