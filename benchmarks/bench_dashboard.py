@@ -23,7 +23,8 @@ from typing import Any
 from bench_series import COMING, WAITING, made_up
 from playwright.sync_api import sync_playwright
 from schedscope.recorder.footprint import measure as footprint
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 
 CHROMIUM = os.environ.get("SCHEDSCOPE_CHROMIUM") or shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -35,7 +35,7 @@ from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import Journal
 from schedscope.recorder.manifest import create_run
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from sglang_server import serving, settle
 
 WAITING, RUNNING = 128, 8

@@ -26,7 +26,7 @@ import traffic
 from schedscope.recorder import mentions
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.manifest import create_run
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES, to_arrow
 from schedscope.recorder.segment import LEVEL, Index, make_segment

@@ -14,7 +14,7 @@ from schedscope.dashboard.guard import is_loopback
 from schedscope.dashboard.library import Library
 from schedscope.dashboard.serve import serving
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.run import default_log_dir, resolve_run
+from schedscope.recorder.runs import default_log_dir, resolve_run
 
 PORT = 8500
 _SHORTEST = 8

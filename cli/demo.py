@@ -23,7 +23,8 @@ from schedscope.engine.errors import ServerError
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.hello import Detail
 from schedscope.recorder.options import Options
-from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import default_log_dir
 from schedscope.recorder.upload import begin_run
 from schedscope.replay.follow import follow
 from schedscope.replay.summary import Summary, summarize

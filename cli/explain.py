@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from schedscope.cli.options import LogDir, RunName, Switch
 from schedscope.cli.output import console, print_json
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 from schedscope.replay.describe import printable
 from schedscope.replay.explain_json import pass_json, request_json, run_json
 from schedscope.replay.explain_pass import explain_pass

@@ -11,7 +11,8 @@ from schedscope.cli.options import LogDir, RunName, Switch
 from schedscope.cli.output import console, gap_words, print_json
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.footprint import Footprint, TableSize, measure
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 from schedscope.recorder.schema import TABLES
 from schedscope.replay.describe import printable
 

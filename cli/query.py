@@ -17,7 +17,8 @@ from rich.text import Text
 from schedscope.cli.options import LogDir, RunName
 from schedscope.cli.output import console, print_json
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 from schedscope.replay.describe import printable
 from schedscope.replay.measures import connect_for
 

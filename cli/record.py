@@ -27,7 +27,8 @@ from schedscope.recorder.hello import Detail, Level, OnFull, Tokens
 from schedscope.recorder.keep import parse_keep, parse_size
 from schedscope.recorder.options import Durability, Options
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, default_log_dir
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import default_log_dir
 from schedscope.recorder.salvage import salvage
 from schedscope.recorder.sglang_plugin import STRICT_VARIABLE
 from schedscope.recorder.trigger import Trigger, Watch

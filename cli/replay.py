@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from schedscope.cli.options import LogDir, RunName, Settings, Switch, parse_settings
 from schedscope.cli.output import console, errors, gap_words, print_json, say, show_pass
 from schedscope.engine.errors import DivergenceError, RunFormatError, UsageError
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 from schedscope.replay.describe import batch_words, plan_json, stop_words
 from schedscope.replay.moment import decide_again
 from schedscope.replay.redecide import Redecided, redecide

@@ -13,7 +13,7 @@ from schedscope.dashboard.desk import Desk
 from schedscope.dashboard.library import Library
 from schedscope.dashboard.report import make_report
 from schedscope.engine.errors import UsageError
-from schedscope.recorder.run import default_log_dir, resolve_run
+from schedscope.recorder.runs import default_log_dir, resolve_run
 
 
 def report(

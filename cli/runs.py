@@ -11,7 +11,7 @@ from rich.text import Text
 from schedscope.cli.options import LogDir, Switch
 from schedscope.cli.output import console, print_json
 from schedscope.engine.errors import RunNotFoundError
-from schedscope.recorder.run import RunInfo, default_log_dir, find_runs
+from schedscope.recorder.runs import RunInfo, default_log_dir, find_runs
 from schedscope.recorder.store import is_url, shown_url
 from schedscope.replay.describe import printable
 

@@ -23,7 +23,8 @@ def tui(run: RunName = None, *, at: str = "", compare: str | None = None, log: L
 
     economize()
 
-    from schedscope.recorder.run import Run, resolve_run
+    from schedscope.recorder.run import Run
+    from schedscope.recorder.runs import resolve_run
     from schedscope.tui.app import ScopeApp
     from schedscope.tui.cursor import parse_at
     from schedscope.tui.session import Session

@@ -5,8 +5,9 @@ from __future__ import annotations
 from schedscope.cli.options import Spool
 from schedscope.cli.output import console, errors
 from schedscope.engine.errors import SchedscopeError, StoreError
+from schedscope.recorder.parcel import Parcel, parcels, spool_dir
 from schedscope.recorder.salvage import finish_run, salvage
-from schedscope.recorder.upload import Parcel, Uploader, parcels, spool_dir
+from schedscope.recorder.upload import Uploader
 
 
 def upload(*, spool: Spool = None, to: str | None = None) -> int:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError
 from schedscope.recorder.manifest import MANIFEST, read_manifest
-from schedscope.recorder.run import Run, RunInfo, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import RunInfo, find_runs
 from schedscope.recorder.store import is_url
 from schedscope.replay.series import Timeline
 

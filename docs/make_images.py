@@ -15,7 +15,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-from schedscope.recorder.run import Run, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import resolve_run
 from schedscope.tui.app import ScopeApp
 from schedscope.tui.cursor import parse_at
 from schedscope.tui.session import Session

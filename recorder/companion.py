@@ -26,7 +26,7 @@ from schedscope.recorder.hello import Hello, Refusal, Welcome
 from schedscope.recorder.lock import Lock, hold
 from schedscope.recorder.manifest import Gap, Manifest, read_manifest, sealed, write_manifest
 from schedscope.recorder.options import OPTIONS, Options
-from schedscope.recorder.parts import summarize
+from schedscope.recorder.rank_files import summarize
 from schedscope.recorder.rank_log import RankLog
 from schedscope.recorder.ring import RingReader, create_ring, remove_ring
 from schedscope.recorder.sealer import Follow, Sealer

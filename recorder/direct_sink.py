@@ -8,7 +8,7 @@ from pathlib import Path
 from schedscope.recorder.frame import Body, Kind, pack, parse_header, stamp
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import Manifest, read_manifest, sealed, update_manifest
-from schedscope.recorder.parts import is_recorded, summarize
+from schedscope.recorder.rank_files import is_recorded, summarize
 from schedscope.recorder.rank_log import LIMITS, Limits, RankLog, seal_journal
 from schedscope.recorder.sink import ENDED
 

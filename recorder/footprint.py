@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.manifest import MANIFEST, Gap
-from schedscope.recorder.parts import Parts, read_parts
+from schedscope.recorder.parts import Parts
+from schedscope.recorder.rank_files import read_parts
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.ring import LINK

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from schedscope.engine.errors import UsageError
 from schedscope.recorder.manifest import Kept, Manifest, create_run, read_manifest, sealed, write_manifest
-from schedscope.recorder.parts import list_ranks, list_segments, summarize
+from schedscope.recorder.rank_files import list_ranks, list_segments, summarize
 from schedscope.recorder.rank_log import rank_dir
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import Segment

@@ -20,7 +20,7 @@ from schedscope.recorder.journal import JournalWriter
 from schedscope.recorder.listing import Directory
 from schedscope.recorder.lock import hold, is_held
 from schedscope.recorder.manifest import read_manifest, sealed, write_manifest
-from schedscope.recorder.parts import is_recorded, list_ranks, read_parts, summarize
+from schedscope.recorder.rank_files import is_recorded, list_ranks, read_parts, summarize
 from schedscope.recorder.rank_log import rank_dir, seal_journal
 from schedscope.recorder.ring import LINK, RingReader, left_over, remove_ring
 

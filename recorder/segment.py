@@ -24,7 +24,6 @@ from schedscope.engine.errors import RunFormatError
 from schedscope.recorder.files import (
     PASS,
     FileFacts,
-    OpenFiles,
     TableFile,
     Within,
     cut,
@@ -40,6 +39,7 @@ from schedscope.recorder.manifest import Gap, own_version, sync, write_file
 from schedscope.recorder.migrate import schema_of, upgrade
 from schedscope.recorder.mirror import INDEX as INDEX
 from schedscope.recorder.mirror import bring
+from schedscope.recorder.open_files import OpenFiles
 from schedscope.recorder.rids import NAME as RIDS
 from schedscope.recorder.rids import RID_TABLES, RidIndex, RidSpans
 from schedscope.recorder.schema import TABLES, Table

@@ -21,6 +21,9 @@ from schedscope.engine.errors import StoreError, UsageError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "file")
 
+PARALLEL = 16
+"""Questions to ask a store at a time."""
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _TRIES = 5
 _CHUNK = 8 * 2**20

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from schedscope.recorder.run import find_runs
+from schedscope.recorder.runs import find_runs
 from sglang_server import HERE, serving, settle, sglang_python
 
 Send = tuple[float, str, list[int], int]

@@ -9,7 +9,7 @@ from pathlib import Path
 from schedscope.engine.config import SchedulerConfig
 from schedscope.recorder.frame import Rows
 from schedscope.recorder.journal import Journal
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.segment import Segment, write_segment
 from schedscope.replay.shadow import Shadow

@@ -19,7 +19,7 @@ import pytest
 from schedscope.cli.main import main
 from schedscope.engine import ordering
 from schedscope.engine.config import SchedulerConfig
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
 from schedscope.recorder.segment import LEVEL, make_segment

@@ -23,7 +23,8 @@ from schedscope.recorder.frame import Rows
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, find_runs, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs, resolve_run
 from schedscope.recorder.schema import TABLES
 from schedscope.recorder.sink import open_sink
 from schedscope.replay.case import Case

@@ -27,7 +27,7 @@ from schedscope.engine.radix import RadixCache
 from schedscope.engine.tokens import encode
 from schedscope.engine.view import Chunked, Running, View, Waiting
 from schedscope.recorder.hello import Detail
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.run import Run
 from schedscope.replay.explain_pass import explain_pass
 from schedscope.replay.explain_request import explain_request

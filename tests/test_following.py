@@ -17,7 +17,8 @@ from schedscope.recorder.manifest import create_run
 from schedscope.recorder.options import Options
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.ring import RingWriter
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.tracer import RunTracer
 from schedscope.replay.follow import follow

@@ -20,7 +20,7 @@ from schedscope.engine.tokens import encode
 from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.hello import Description, Detail
 from schedscope.recorder.manifest import create_run
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.tracer import RunTracer

@@ -21,11 +21,13 @@ from schedscope.recorder import mirror
 from schedscope.recorder.companion import Companion
 from schedscope.recorder.keep import Keep
 from schedscope.recorder.options import Options
+from schedscope.recorder.parcel import parcels
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, find_runs, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs, resolve_run
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.store import Store, join_url
-from schedscope.recorder.upload import Uploader, begin_run, parcels
+from schedscope.recorder.upload import Uploader, begin_run
 
 SOON_S = 60.0
 TESTS = Path(__file__).parent

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from schedscope.replay.scenario import read_scenarios
 from schedscope.replay.scenario_check import check
 from schedscope.replay.verify import verify

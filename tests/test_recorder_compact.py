@@ -26,7 +26,7 @@ from schedscope.recorder.files import Within
 from schedscope.recorder.frame import encode
 from schedscope.recorder.journal import JournalWriter, read_journal
 from schedscope.recorder.options import Options
-from schedscope.recorder.parts import list_segments, read_parts
+from schedscope.recorder.rank_files import list_segments, read_parts
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES

@@ -24,9 +24,10 @@ from schedscope.recorder.direct_sink import DirectSink
 from schedscope.recorder.keep import Keep, expire, parse_keep
 from schedscope.recorder.manifest import create_run, read_manifest
 from schedscope.recorder.options import Options
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.rank_log import Limits
-from schedscope.recorder.run import Run, find_runs, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs, resolve_run
 from schedscope.recorder.sink import CompanionSink, open_sink
 from schedscope.recorder.trigger import Trigger
 

@@ -19,11 +19,11 @@ from schedscope.engine.errors import RunFormatError, RunNotFoundError
 from schedscope.recorder import journal, mentions, rids
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.direct_sink import DirectSink
-from schedscope.recorder.files import OpenFiles
 from schedscope.recorder.frame import encode, written
 from schedscope.recorder.journal import JournalTail, JournalWriter, read_journal
 from schedscope.recorder.mentions import Mentions
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.open_files import OpenFiles
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.rids import RidIndex, RidSpans
 from schedscope.recorder.run import Run

@@ -12,7 +12,7 @@ import pytest
 from schedscope.recorder.compact import MergeLimits, tidy
 from schedscope.recorder.journal import read_journal
 from schedscope.recorder.manifest import read_manifest
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
 from schedscope.recorder.segment import write_segment

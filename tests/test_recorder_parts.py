@@ -11,7 +11,7 @@ from schedscope.engine.errors import RunNotFoundError
 from schedscope.recorder.compact import tidy
 from schedscope.recorder.files import Within
 from schedscope.recorder.listing import Directory
-from schedscope.recorder.parts import list_segments, read_parts
+from schedscope.recorder.rank_files import list_segments, read_parts
 from schedscope.recorder.rank_log import Limits
 from schedscope.recorder.run import Run
 from schedscope.recorder.schema import TABLES

@@ -23,9 +23,10 @@ from schedscope.recorder.hello import Description, Source
 from schedscope.recorder.journal import JournalTail, read_journal
 from schedscope.recorder.lock import hold, is_held
 from schedscope.recorder.manifest import create_run, read_manifest
-from schedscope.recorder.parts import list_segments
+from schedscope.recorder.rank_files import list_segments
 from schedscope.recorder.rank_log import Limits, RankLog
-from schedscope.recorder.run import Run, default_log_dir, find_runs, resolve_run
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import default_log_dir, find_runs, resolve_run
 from schedscope.recorder.schema import SCHEMA_VERSION, TABLES
 from schedscope.recorder.segment import Segment, write_segment
 

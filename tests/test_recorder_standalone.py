@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from schedscope.recorder.hello import Detail
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from schedscope.recorder.standalone import OPTIONS_VARIABLE, RECORD_VARIABLE
 
 SERVER = """

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 from patience import until
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from schedscope.replay.verify import verify
 from schedscope.replay.verify_view import verify_views
 from sglang_server import STUBS, environment, send, serving, settle, sglang_python

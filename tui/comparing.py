@@ -8,7 +8,8 @@ from typing import Any
 
 from schedscope.engine.errors import SchedscopeError
 from schedscope.engine.ordering import POLICIES
-from schedscope.recorder.run import Run, find_runs
+from schedscope.recorder.run import Run
+from schedscope.recorder.runs import find_runs
 from schedscope.replay.describe import printable
 from schedscope.replay.palette import POLICIES as POLICY_HUES
 from schedscope.tui.base import Beside

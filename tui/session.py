@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from schedscope.engine.errors import RunNotFoundError, SchedscopeError, UsageError
-from schedscope.recorder.files import OpenFiles
+from schedscope.recorder.open_files import OpenFiles
 from schedscope.recorder.parts import PassRange
 from schedscope.recorder.run import Run
 from schedscope.replay.doctor import examine
