@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -23,6 +25,15 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
         for file in (ROOT / package).iterdir():
             if file.is_file():
                 assert f"schedscope/{package}/{file.name}" in held
+
+
+def test_what_the_documentation_imports_is_there() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    imports = [found for page in pages for found in re.findall(r"from (schedscope\S+) import (.+)", page.read_text())]
+    assert imports
+    for module, names in imports:
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
 def test_help_imports_nothing_heavy() -> None:
