@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import cyclopts
+from schedscope.cli.help import HelpLayout
 from schedscope.engine.errors import SchedscopeError
 from schedscope.replay.garbage import collecting_less
 
@@ -16,6 +17,7 @@ app = cyclopts.App(
     name="schedscope",
     help="Flight recorder, replay debugger and what-if lab for LLM-serving schedulers.",
     version_flags=["--version"],
+    help_formatter=HelpLayout(),
 )
 COMMANDS = {
     "demo": ("demo:demo", "Serve and record a small workload, replay every pass, and show what to type next."),

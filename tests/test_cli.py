@@ -325,6 +325,14 @@ def test_help_of_every_command() -> None:
         assert "Usage" in done.stdout
 
 
+def test_help_breaks_no_name_that_somebody_may_copy() -> None:
+    shown = schedscope("serve", "--help", env={"COLUMNS": "80"}).stdout.splitlines()
+    names = {word for line in shown for word in line.split() if word.startswith("--")}
+    assert {"--priority-scheduling-preemption-threshold", "--prefill-delayer-token-usage-low-watermark"} <= names
+    assert max(map(len, shown)) == 80
+    assert "float32, bfloat16 or float16" in " ".join(shown)
+
+
 # ---- scenarios and runs --------------------------------------------------------------------------------------
 
 
