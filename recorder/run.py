@@ -141,12 +141,14 @@ class Run:
         rank: int | None = None,
         columns: Sequence[str] | None = None,
         passes: tuple[int, int] | None = None,
+        steps: tuple[int, int] | None = None,
     ) -> pa.Table:
         """A table, of one rank or of all in their order; rows as recorded.
 
         Args:
             passes: of `passes` and `decisions` only the rows of these, both included; of other tables, the rows of
                 all parts that hold anything of these passes.
+            steps: of these only the rows of these steps, both included.
 
         Raises UsageError for an unknown table or column, RunNotFoundError for an unknown rank.
         """
@@ -154,6 +156,8 @@ class Run:
         _check_columns(table, columns)
         schema = table.arrow if columns is None else pa.schema([table.arrow.field(c) for c in columns])
         within = None if passes is None or name not in SORTED else Within(PASS, *passes)
+        if steps is not None:
+            within = Within("step", *steps)
         chosen = [
             part for parts in self._chosen(rank) for part in (parts if passes is None else parts.of_passes(*passes))
         ]

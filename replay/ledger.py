@@ -198,6 +198,9 @@ class RunLedger(NamedTuple):
     """Stays after a retraction or preemption that were not recorded, at levels below `decisions`."""
 
 
+_NEAR = 256
+"""Steps before a request that are read with it at first: further back are only idle turns and long-lived marks."""
+
 Rows = Mapping[str, list[dict[str, Any]]]
 """What `Run.request_rows` gives."""
 
@@ -419,11 +422,22 @@ def _tables_around(run: Run, rank: int, life: Rows) -> dict[str, pa.Table]:
 
 def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | None) -> pa.Table:
     """The steps while it may have waited, and one before and behind; before, also what set the mark that it met."""
-    steps = run.table("steps", rank, STEP_COLUMNS, around)
-    ended = life["requests"][-1:]
+    told = [row["step"] for row in life["events"]]
+    if around is None:
+        return _steps_of(run.table("steps", rank, STEP_COLUMNS), life)[1]
+    ended = bool(told and life["requests"])
+    steps = run.table("steps", rank, STEP_COLUMNS, around, (min(told) - _NEAR, max(told) + 1) if ended else None)
     known = range(steps["step"][0].as_py(), steps["step"][-1].as_py() + 1) if len(steps) else range(0)
-    if around is not None and not all(row["step"] in known for row in life["events"]):
-        steps = run.table("steps", rank, STEP_COLUMNS)
+    if all(step in known for step in told):
+        start, near = _steps_of(steps, life)
+        if not ended or start or not known or known[0] == 0:
+            return near
+    return _steps_of(run.table("steps", rank, STEP_COLUMNS), life)[1]
+
+
+def _steps_of(steps: pa.Table, life: Rows) -> tuple[int, pa.Table]:
+    """Those of some steps, and the place of the first."""
+    ended = life["requests"][-1:]
     if ended:
         (row,) = ended
         first_ns, last_ns = row["arrive_ns"], row["finish_ns"]
@@ -438,7 +452,7 @@ def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | Non
     if len(steps):
         unmarked = pc.fill_null(pc.not_equal(steps["gate"].slice(0, start + 1), "batch_is_full"), True)
         start = pc.max(pc.indices_nonzero(unmarked)).as_py() or 0
-    return steps.slice(start, until + 1 - start)
+    return start, steps.slice(start, until + 1 - start)
 
 
 def _concat(name: str, columns: Iterable[str], pieces: list[pa.Table]) -> pa.Table:

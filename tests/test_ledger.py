@@ -176,6 +176,18 @@ def test_it_adds_up_whatever_is_recorded(tmp_path: Path, seed: int, level: Any, 
 # ---- to the right cause --------------------------------------------------------------------------------------
 
 
+def test_it_is_the_same_however_few_steps_are_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SchedulerConfig(schedule_policy="lpm", chunked_prefill_size=48, **TIGHT)
+    run = Run.open(record(tmp_path, config, seed=18, requests=70, outputs=(40, 160)))
+    rids = sorted({row["rid"] for row in run.rows("requests")})
+    found = []
+    for near in (0, 3, 10**6):
+        monkeypatch.setattr("schedscope.replay.ledger._NEAR", near)
+        found.append([request_ledger(run, rid) for rid in rids])
+    assert found[0] == found[1] == found[2]
+    assert any(part.cause == "batch_full" for ledger in found[0] for part in ledger.parts)
+
+
 def test_a_longer_match_that_comes_later_goes_first(tmp_path: Path) -> None:
     bench = Bench(tmp_path, schedule_policy="lpm")
     hot = list(range(100, 140))
