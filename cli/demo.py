@@ -79,7 +79,7 @@ def demo(*, log: LogDir = None, speed: float = 2.0) -> int:
     run = Run.open(finish_upload(uploader, run_dir))
     console.print(f"   {report.completed} of {report.requests} answered. Recorded in {run.where}", soft_wrap=True)
     console.print("[bold]3. Replaying[/] every pass from the log, in this process.")
-    verdicts = verify_run(run)
+    verdicts = verify_run(run, jobs=1)
     found = summarize(run)
     _print_found(found)
     _print_next(run, found)

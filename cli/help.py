@@ -1,4 +1,4 @@
-"""The layout of `--help`: an option's name is never broken, so that it can be copied."""
+"""The layout of `--help`: on 80 columns and more no option's name is broken, so that it can be copied."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _columns(console: Console, _: ConsoleOptions, entries: list[HelpEntry]) -> t
     from cyclopts.help import AsteriskRenderer, ColumnSpec, DescriptionRenderer, NameRenderer
 
     longest = max((len(name) for entry in entries for name in entry.all_options), default=0)
-    width = int(max(console.width * _SHARE, min(longest, console.width * _MOST)))
+    width = int(max(console.width * _SHARE, min(longest + 2, console.width * _MOST)))
     required = ColumnSpec(renderer=AsteriskRenderer(), width=1, style="red bold")
     names = ColumnSpec(renderer=NameRenderer(width), max_width=width, no_wrap=True, style="cyclopts.name")
     meaning = ColumnSpec(renderer=DescriptionRenderer(), overflow="fold")

@@ -89,7 +89,8 @@ def every_pass(
     rank
         Only this scheduler of the run.
     jobs
-        Processes that share the work, which is split at checkpoints. Default: one per processor, fewer for a short run.
+        Processes that share the work, which is split at checkpoints. Default: one per processor, fewer for a short
+        run, and one while it is being recorded.
     json
         Print one JSON document instead of text.
     """
@@ -144,13 +145,14 @@ def verify_run(run: Run, rank: int | None = None, jobs: int | None = None) -> li
             if is_observed(run.manifest):
                 verdicts.append(verify_views(run, each, progress=advance))
             if not verdicts or verdicts[-1].divergence is None or verdicts[-1].basis == "start":
-                verdicts.append(verify(run, each, jobs=jobs or _worth_starting(total), progress=advance))
+                verdicts.append(verify(run, each, jobs=jobs or _worth_starting(run, total), progress=advance))
     return verdicts
 
 
-def _worth_starting(passes: int) -> int:
-    """Processes for so many passes."""
-    return max(1, min(os.cpu_count() or 1, passes // _PASSES_PER_JOB))
+def _worth_starting(run: Run, passes: int) -> int:
+    """Processes for so many passes; one while the run is recorded, whose oldest parts may go at any moment."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if run.status == "recording" else max(1, min(processors, passes // _PASSES_PER_JOB))
 
 
 def print_verdicts(run: Run, verdicts: list[Verdict]) -> None:

@@ -148,7 +148,7 @@ class Run:
         Args:
             passes: of `passes` and `decisions` only the rows of these, both included; of other tables, the rows of
                 all parts that hold anything of these passes.
-            steps: of these only the rows of these steps, both included.
+            steps: only the rows of these, both included, of a table that tells the step.
 
         Raises UsageError for an unknown table or column, RunNotFoundError for an unknown rank.
         """

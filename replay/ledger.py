@@ -430,7 +430,7 @@ def _steps_around(run: Run, rank: int, life: Rows, around: tuple[int, int] | Non
     known = range(steps["step"][0].as_py(), steps["step"][-1].as_py() + 1) if len(steps) else range(0)
     if all(step in known for step in told):
         start, near = _steps_of(steps, life)
-        if not ended or start or not known or known[0] == 0:
+        if told and (start or known[0] == 0):
             return near
     return _steps_of(run.table("steps", rank, STEP_COLUMNS), life)[1]
 

@@ -54,8 +54,8 @@ def measure(connection: duckdb.DuckDBPyConnection, level: Level, *, brief: bool 
       or `preempt`), `tokens` (its sequence), `output_tokens` (of those), `cached`.
 
     Args:
-        brief: in a third of the time and half of the memory: `turns` has no more than what happened when, and in
-            `measured`, `prefill_ns`, `scheduling_ns` and `admit_pass` are null.
+        brief: in a third of the time and half of the memory: `turns` has no more than what happened when and for how
+            long, and in `measured`, `prefill_ns`, `scheduling_ns` and `admit_pass` are null.
     """
     evicted = _EVICTED if level == "full" else _NOT_RECORDED
     connection.execute((_BRIEF_TURNS if brief else _TURNS).format(evicted=evicted))

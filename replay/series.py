@@ -158,7 +158,7 @@ class Timeline:
         """What the scheduler had to do and did, a row per bucket (and rank).
 
         Columns: `bucket`, `begin_ns`; `steps`, `passes`; `queue_max`, `running_max` (requests, the largest at a
-        step's begin; where none begins, what the last one left, until the next; null: there is none); `used_max`,
+        step's begin, or left by one that lasts all of the bucket; null: there is none); `used_max`,
         `cached_max` (share of the KV pool, 0..1, held by requests, and held for reuse only); `admitted` (requests,
         first admissions), `prompt_tokens`, `cached_tokens` (of those), `hit_rate` (0..1; null: none was admitted);
         `again`, `again_tokens`, `again_cached` (admissions after a retraction or preemption; null where events are
@@ -198,10 +198,10 @@ class Timeline:
             )
             SELECT {keys}, $begin + bucket * $width::BIGINT AS begin_ns,
                 coalesce(steps, 0) AS steps, coalesce(passes, 0) AS passes,
-                coalesce(done.queue_max, under_way.queue_max) AS queue_max,
-                coalesce(done.running_max, under_way.running_max) AS running_max,
-                coalesce(done.used_max, under_way.used_max) AS used_max,
-                coalesce(done.cached_max, under_way.cached_max) AS cached_max,
+                greatest(done.queue_max, under_way.queue_max) AS queue_max,
+                greatest(done.running_max, under_way.running_max) AS running_max,
+                greatest(done.used_max, under_way.used_max) AS used_max,
+                greatest(done.cached_max, under_way.cached_max) AS cached_max,
                 coalesce(admitted, 0) AS admitted, coalesce(prompt_tokens, 0) AS prompt_tokens,
                 coalesce(cached_tokens, 0) AS cached_tokens, cached_tokens / prompt_tokens AS hit_rate,
                 {_or_null("again", known)}, {_or_null("again_tokens", known)}, {_or_null("again_cached", known)},

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain, pairwise
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ _COLLECT_EVERY = 32
 """Batches between two collections of garbage."""
 _RANGES_PER_JOB = 4
 _RANGE = 4_000
-"""Passes of one, at most: how far it is shows whenever one is done."""
+"""Passes of one, about: how far it is shows whenever one is done."""
 
 
 def verify(
@@ -146,10 +146,16 @@ def _verify_ranges(
 ) -> Verdict:
     count = max(jobs * _RANGES_PER_JOB, run.passes(replayer.rank).count // _RANGE)
     ranges = _split(run.path, replayer, start, start_pass, count)
+    if len(ranges) == 1:
+        return _verify_from(replayer, start, start_pass, progress=progress)
     verdicts: list[Verdict] = []
     done = 0
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for verdict in pool.map(_verify_range, ranges):
+    starts_behind = [part.start.pass_number for part in ranges[1:]]
+    with ProcessPoolExecutor(min(jobs, len(ranges)), multiprocessing.get_context("spawn")) as pool:
+        for verdict, behind in zip_longest(pool.map(_verify_range, ranges), starts_behind):
+            if behind is not None and verdict.lost and verdict.lost[-1][1] is None:
+                # Nothing more of this range can be re-run, but the next one can.
+                verdict = verdict._replace(lost=(*verdict.lost[:-1], (verdict.lost[-1][0], behind)))
             verdicts.append(verdict)
             done += verdict.passes
             if progress is not None:

@@ -49,9 +49,9 @@ def bucket(column: str, by_rank: bool) -> str:
 
 
 def lasting(table: str, begin: str, end: str) -> str:
-    """Rows that last into buckets in which they did not begin, each of them with every such `bucket`."""
+    """Rows that last all of a bucket, or from before it to the window's end: each with every such `bucket`."""
     first = f"CASE WHEN {begin} < $begin THEN 0 ELSE ({begin} - $begin) // $width + 1 END"
-    last = f"least(({end} - 1 - $begin) // $width, $buckets - 1)"
+    last = f"CASE WHEN {end} >= $end - 1 THEN $buckets - 1 ELSE ({end} - $begin) // $width - 1 END"
     return (
         f"(SELECT *, unnest(range({first}, {last} + 1))::INTEGER AS bucket FROM {table} WHERE {begin} < $end"
         f" AND {end} > $begin AND {first} <= {last} AND ($rank IS NULL OR rank = $rank))"

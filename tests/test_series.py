@@ -89,6 +89,20 @@ def test_a_bucket_in_the_midst_of_a_step_has_what_the_step_has(tmp_path: Path, b
     assert None not in load["used_max"]
 
 
+def test_of_several_ranks_it_is_the_largest(tmp_path: Path) -> None:
+    arrivals = [Arrival(0.03 * n, ask(f"r{n}", prompt(50, n + 1), new=40), int(n % 3 == 0)) for n in range(150)]
+    run = play(tmp_path, SchedulerConfig(max_running_requests=3), arrivals, ranks=2)
+    timeline = Timeline.open(run)
+    middle = (timeline.extent.first_ns + timeline.extent.last_ns) // 2
+    window = timeline.window(middle, middle + 10**8, buckets=150)
+    each = timeline.load(window, by_rank=True).to_pylist()
+    together = timeline.load(window).to_pydict()
+    assert together["steps"].count(0) > 50
+    for column in ("queue_max", "running_max", "used_max", "cached_max"):
+        largest = [max(row[column] for row in each if row["bucket"] == bucket) for bucket in range(150)]
+        assert together[column] == largest
+
+
 def test_quantiles_are_those_of_the_requests(tmp_path: Path) -> None:
     run, timeline = _timeline(tmp_path)
     window = timeline.window(buckets=3)
