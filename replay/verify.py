@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,9 +103,9 @@ def _verify_from(
             if verdicts[-1].divergence is not None:
                 break
             next_start = replayer.start_behind(error.tick)
-            if next_start is not None and stop_step is not None and next_start.step >= stop_step:
-                next_start = None
             lost.append((comparison.last_pass, None if next_start is None else next_start.pass_number))
+            if next_start is not None and stop_step is not None and next_start.step >= stop_step:
+                break  # someone else begins there
     return _sum(verdicts, tuple(lost))
 
 
@@ -150,12 +150,8 @@ def _verify_ranges(
         return _verify_from(replayer, start, start_pass, progress=progress)
     verdicts: list[Verdict] = []
     done = 0
-    starts_behind = [part.start.pass_number for part in ranges[1:]]
     with ProcessPoolExecutor(min(jobs, len(ranges)), multiprocessing.get_context("spawn")) as pool:
-        for verdict, behind in zip_longest(pool.map(_verify_range, ranges), starts_behind):
-            if behind is not None and verdict.lost and verdict.lost[-1][1] is None:
-                # Nothing more of this range can be re-run, but the next one can.
-                verdict = verdict._replace(lost=(*verdict.lost[:-1], (verdict.lost[-1][0], behind)))
+        for verdict in pool.map(_verify_range, ranges):
             verdicts.append(verdict)
             done += verdict.passes
             if progress is not None:
